@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, TOKENIZER, Tensor
 from inflight.contract import STAGES as MODELS
-from inflight.metrics import BATCH, EXPORT, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
+from inflight.metrics import BATCH, EXPORT, GATEWAY, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
 from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
 
@@ -218,9 +218,23 @@ def _default(field: FieldInfo) -> str:
     return f"`{str(value).lower()}`"
 
 
+_GATEWAY_METRICS = """
+## The gateway's
+
+The process of [OpenAI's API](gateway.md) has a page of its own, `http://<host>:<gateway.port>/metrics`, which needs an
+API key where the deployment has keys. `route` is a path of the table of routes, or `other`; `status` is that of the
+answer, 499 where the client left before it began. The time to the first token is of the engine's first token, whether
+the answer is streamed or not.
+
+| family | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     """Return the page about the metric families."""
-    return _METRICS + "".join(f"\n## {title}\n\n{_families(families)}" for title, families in _GROUPS.items())
+    stages = "".join(f"\n## {title}\n\n{_families(families)}" for title, families in _GROUPS.items())
+    return _METRICS + stages + _GATEWAY_METRICS + "".join(map(_gateway_family, GATEWAY))
 
 
 def _families(families: tuple[MetricFamily, ...]) -> str:
@@ -229,10 +243,21 @@ def _families(families: tuple[MetricFamily, ...]) -> str:
 
 
 def _family(family: MetricFamily) -> str:
-    labels = "; ".join(f"`{name}`: {', '.join(values) or 'any'}" for name, values in family.labels.items())
     engines = ", ".join(family.engines) if ENGINE in family.stages else ""
-    text = family.help if not family.buckets else f"{family.help}; bounds {', '.join(f'{b:g}' for b in family.buckets)}"
-    return f"| `{family.name}` | {family.kind} | {labels} | {', '.join(family.stages)} | {engines} | {text} |\n"
+    stages = ", ".join(family.stages)
+    return f"| `{family.name}` | {family.kind} | {_labels(family)} | {stages} | {engines} | {_text(family)} |\n"
+
+
+def _gateway_family(family: MetricFamily) -> str:
+    return f"| `{family.name}` | {family.kind} | {_labels(family)} | {_text(family)} |\n"
+
+
+def _labels(family: MetricFamily) -> str:
+    return "; ".join(f"`{name}`: {', '.join(values) or 'any'}" for name, values in family.labels.items())
+
+
+def _text(family: MetricFamily) -> str:
+    return family.help if not family.buckets else f"{family.help}; bounds {', '.join(f'{b:g}' for b in family.buckets)}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.counting import counted
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT_READER
-from inflight.gateway.generation import ChoiceDelta, Job, run
+from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.tools import read_tools
 
 
@@ -87,7 +87,7 @@ async def deltas_of(
         ApiError: naming the request's own field.
     """
     try:
-        async with aclosing(counted(request, gateway, run(gateway, job))) as deltas:
+        async with aclosing(counted(request, gateway, job)) as deltas:
             async for delta in deltas:
                 yield delta
     except ApiError as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,12 +19,13 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
 from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
+from inflight.gateway.generation import ChoiceDelta, Job, PromptScores, Usage
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
 from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.prompt_log_probs import prompt_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
-from inflight.gateway.usage import usage_object
+from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 
@@ -39,7 +41,7 @@ async def chat_completions(request: Request) -> Response:
 
     fields, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(fields.ignored)
-    deltas = counted(request, gateway, run(gateway, job))
+    deltas = counted(request, gateway, job)
     if job.request.stream:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
@@ -65,40 +67,49 @@ class ChatAnswer:
     async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> str:
         """Return the whole answer, as JSON."""
         choices = [_WholeChoice(index) for index in range(self._job.request.sequences)]
-        usage = Usage(0, 0)
+        usage, scores = Usage(0, 0), None
         async with aclosing(deltas):
             async for delta in deltas:
                 choices[delta.index].add(delta, self._shown(delta.events))
-                usage = delta.usage
+                usage, scores = delta.usage, delta.prompt_scores
         pieces = 8 * (1 + self._job.request.top_log_probs) * sum(len(choice.log_probs) for choice in choices)
-        return await off_loop(lambda: self._written(choices, usage), pieces)
+        return await off_loop(lambda: self._written(choices, usage, scores), pieces + self._pieces(scores))
 
-    def _written(self, choices: Sequence[_WholeChoice], usage: Usage) -> str:
+    def _written(self, choices: Sequence[_WholeChoice], usage: Usage, scores: PromptScores | None) -> str:
         head = _json({**self._head, "object": "chat.completion"})
-        more: dict[str, Any] = {"usage": usage_object(usage)}
-        if self._returns_ids:
-            more["prompt_token_ids"] = list(self._job.request.prompt)
+        more = {"usage": usage_object(usage), **self._of_prompt(scores)}
         parts = ",".join(written(self._choice(choice)) for choice in choices)
         return f'{head[:-1]},"choices":[{parts}],{written(more)[1:]}'
 
     async def events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
-        options = self._fields.get("stream_options", {})
-        continuous = options.get("continuous_usage_stats", False)
+        counts = StreamedCounts.asked(self._fields)
         states = [_StreamedChoice() for _ in range(self._job.request.sequences)]
         chunks = _ChunkWriter(self._head)
         usage, first = Usage(0, 0), True
         async with aclosing(deltas):
             async for delta in deltas:
                 usage = delta.usage
-                more: dict[str, Any] = {"usage": usage_object(usage)} if continuous else {}
-                if first and self._returns_ids:
-                    more["prompt_token_ids"] = list(self._job.request.prompt)
+                said = {"usage": usage_object(usage)} if counts.in_each else {}
                 for choice in self._streamed(states[delta.index], delta):
+                    scores = delta.prompt_scores if first else None
+                    more = await off_loop(partial(self._of_prompt, scores), self._pieces(scores)) if first else {}
                     first = False
-                    yield chunks.chunk(choice, more)
-        if options.get("include_usage") or continuous:
+                    yield chunks.chunk(choice, said | more)
+        if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
+
+    def _pieces(self, scores: PromptScores | None) -> int:
+        """Return how much is to be written of the prompt's log-probs."""
+        return 0 if scores is None else 8 * len(scores.log_probs) * (1 + (self._job.request.prompt_log_probs or 0))
+
+    def _of_prompt(self, scores: PromptScores | None) -> dict[str, Any]:
+        """Return what an answer, or the first chunk of a stream, says of the prompt."""
+        prompt, count = self._job.request.prompt, self._job.request.prompt_log_probs
+        said: dict[str, Any] = {"prompt_token_ids": list(prompt)} if self._returns_ids else {}
+        if count is not None and scores is not None:
+            said["prompt_logprobs"] = prompt_log_probs(prompt, scores, count, self._names)
+        return said
 
     def _streamed(self, state: _StreamedChoice, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Return the choices of the chunks for a delta: none while nothing can be shown, a last one with the end."""
@@ -169,7 +180,7 @@ class _StreamedChoice:
         if self.begun:
             return said
         self.begun = True
-        return {"role": "assistant", "content": None if said else "", **said}
+        return {"role": "assistant", "content": None, **said}
 
     def take(self) -> tuple[list[TokenLogProb], list[int]]:
         """Return what goes with the next chunk: the log-probs and the tokens since the one before."""

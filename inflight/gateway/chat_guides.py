@@ -16,7 +16,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.guides import FieldGuide, read_guide
-from inflight.gateway.told import told
+from inflight.gateway.request_errors import request_error
 from inflight.sampling import Guide
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.harmony import HarmonyFormat
@@ -41,9 +41,10 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
         ApiError: 400, naming the field: it asks for what cannot be enforced.
     """
     form, answer = gateway.chat_format, read_guide(fields)
-    calls = _calls(form, tools, choice, fields.get("parallel_tool_calls", True)) if tools else None
-    if tools and choice.kind in ("required", "named"):  # there is no answer beside the calls
+    if answer is not None and tools and choice.kind in ("required", "named"):
+        _check_beside_calls(answer, choice)
         answer = None
+    calls = _calls(form, tools, choice, fields.get("parallel_tool_calls", True)) if tools else None
     if answer is not None and tools:
         both = _either(form, answer, tools, fields.get("parallel_tool_calls", True))
         return _from_start(form, gateway, prompt, both, answer.param)
@@ -54,11 +55,25 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
     return ChatGuide() if calls is None else _from_start(form, gateway, prompt, calls, "tools")
 
 
+def _check_beside_calls(answer: FieldGuide, choice: ToolChoice) -> None:
+    """Raise ApiError for a guide of the whole answer where calls must come.
+
+    ``response_format`` is the form of the answer's text. Where calls must come there is none, so it holds, as with
+    OpenAI, whose agents keep it in each of their requests.
+    """
+    if not answer.param.startswith("response_format"):
+        raise unsupported(
+            answer.param,
+            f"{answer.param} says what the whole answer is, and tool_choice ({choice.kind}) that it is a call of a "
+            "tool; give one of them",
+        )
+
+
 def _calls(form: ChatFormat, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
     try:
         return form.guide(tools, choice, parallel)
     except InflightError as error:
-        raise told(error, "tools") from None
+        raise request_error(error, "tools") from None
 
 
 def _either(form: ChatFormat, answer: FieldGuide, tools: Sequence[Tool], parallel: bool) -> Guide:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,12 +15,16 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
+from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
+from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, sampling_arguments
-from inflight.gateway.told import told
 from inflight.gateway.tools import read_tools
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.messages import Message
 from inflight.text.output.tools import Tool
+
+_OWN_FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""Variables of chat templates that requests give by fields of these names, which are checked."""
 
 
 def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool) -> Job:
@@ -52,6 +57,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         guide_start_ids=guide.start_ids,
         log_probs=fields.get("logprobs", False),
         top_log_probs=top,
+        prompt_log_probs=asked_prompt_log_probs(fields, gateway),
     )
     return Job(
         engine_request,
@@ -89,16 +95,17 @@ def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:
         raise invalid(f"messages has {len(text)} characters; the limit is {limit}", "messages")
     try:
         messages = parse_messages(text)
-        prompt = template.render(messages, options)
+        if fields.get("continue_final_message"):
+            return _continued(template, messages, options)
+        return template.render(messages, options)
     except InflightError as error:
-        raise told(error, "messages") from None
-    return _continued(prompt, messages) if fields.get("continue_final_message") else prompt
+        raise request_error(error, "messages") from None
 
 
 def _template_options(
     fields: Fields, template: ChatTemplate, gateway: Gateway, tools: Sequence[Tool]
 ) -> dict[str, Any]:
-    options: dict[str, Any] = dict(fields.get("chat_template_kwargs", {}))
+    options = _given_options(fields)
     continues = fields.get("continue_final_message", False)
     if continues and fields.get("add_generation_prompt"):
         raise invalid(
@@ -115,7 +122,20 @@ def _template_options(
             raise unsupported("documents", "documents: this checkpoint's chat template does not use them")
         options["documents"] = fields["documents"]
     if "reasoning_effort" in fields:
-        options |= _reasoning_effort(fields["reasoning_effort"], template, gateway)
+        for name, value in _reasoning_effort(fields["reasoning_effort"], template, gateway).items():
+            if options.setdefault(name, value) != value:
+                path = f"chat_template_kwargs.{name}"
+                raise invalid(f"{path} and reasoning_effort contradict each other; give one of them", path)
+    return options
+
+
+def _given_options(fields: Fields) -> dict[str, Any]:
+    """Return the template's variables that the request gives. Raises ApiError: one has a field of its own."""
+    options: dict[str, Any] = dict(fields.get("chat_template_kwargs", {}))
+    for name in options:
+        if name in _OWN_FIELDS:
+            path = f"chat_template_kwargs.{name}"
+            raise invalid(f"{path} is not an option; use the field {name}", path)
     return options
 
 
@@ -132,19 +152,24 @@ def _reasoning_effort(effort: str, template: ChatTemplate, gateway: Gateway) -> 
     )
 
 
-def _continued(prompt: str, messages: Sequence[Message]) -> str:
-    """Return a prompt up to the end of its last message, so that the output goes on with it."""
-    last = messages[-1]
+def _continued(template: ChatTemplate, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    """Return the prompt up to the end of its last message, so that the output goes on with it.
+
+    The place is found by a mark behind the message's text, since the text itself may stand elsewhere in the prompt too.
+    """
+    *before, last = messages
     content = last.get("content")
-    path = f"messages[{len(messages) - 1}]"
+    path = f"messages[{len(before)}]"
     if last.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
         raise invalid(f"{path} must be the assistant's, with content, where continue_final_message is true", path)
-    place = prompt.rfind(content.strip())
-    if place < 0:
-        raise invalid(f"{path}.content is not in the prompt as it stands, and cannot be continued", path)
-    whole = content.lstrip()
-    end = place + len(whole if prompt.startswith(whole, place) else content.strip())
-    return prompt[:end]
+    mark = secrets.token_hex(16)
+    whole = template.render([*messages], options)
+    prompt, *rest = template.render([*before, {**last, "content": content + mark}], options).split(mark)
+    if len(rest) == 1 and prompt.rstrip().endswith(content.strip()):
+        for end in (prompt, prompt.rstrip()):  # the second is the end where the template strips the text
+            if whole.startswith(end):
+                return end
+    raise invalid(f"{path}.content does not stand once in the prompt as it is, and cannot be continued", path)
 
 
 def _top_log_probs(fields: Fields) -> int:

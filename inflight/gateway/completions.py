@@ -20,14 +20,15 @@ from inflight.gateway.counting import counted
 from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
+from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
-from inflight.gateway.usage import usage_object
+from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.text.output.format import ChatFormat
 
 DEFAULT_MAX_TOKENS = 16
@@ -39,7 +40,7 @@ async def completions(request: Request) -> Response:
     gateway = gateway_of(request)
     fields, jobs, answer = await prepared(request, lambda body: _prepare(request, gateway, body))
     gateway.metrics.ignored_fields(fields.ignored)
-    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], AT_ONCE)
+    deltas = merged([counted(request, gateway, job) for job in jobs], AT_ONCE)
     if wants_stream(fields):
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
@@ -75,6 +76,7 @@ def _job(
     echo, top, most = fields.get("echo", False), fields.get("logprobs"), fields.get("max_tokens", DEFAULT_MAX_TOKENS)
     if most == 0 and not echo:
         raise invalid("max_tokens is 0; without echo it must be at least 1", "max_tokens")
+    scored = [count for count in (asked_prompt_log_probs(fields, gateway), top if echo else None) if count is not None]
     engine_request = generate_request(
         request,
         fields,
@@ -86,7 +88,7 @@ def _job(
         guide=guide and guide.guide,
         log_probs=top is not None,
         top_log_probs=top or 0,
-        prompt_log_probs=top if echo else None,
+        prompt_log_probs=max(scored, default=None),
     )
     if echo and top is not None and not engine_request.min_tokens:
         # lm-eval takes the last token of the answer for the generated one, and an end id must be there to be taken.
@@ -114,7 +116,7 @@ class CompletionAnswer:
             "created": int(time.time()),
             "model": model,
         }
-        self._options = fields.get("stream_options", {})
+        self._counts = StreamedCounts.asked(fields)
         self._count = fields.get("n", 1)
         self._usages = [Usage(len(job.request.prompt), 0) for job in jobs]
         self._nothing = fields.get("max_tokens") == 0
@@ -138,14 +140,13 @@ class CompletionAnswer:
 
     async def events(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
-        continuous = self._options.get("continuous_usage_stats", False)
         async with aclosing(deltas):
             async for number, delta in deltas:
                 choice = await self._take(number, delta)
                 if choice.has_news:
-                    more = {"usage": usage_object(self._usage())} if continuous else {}
+                    more = {"usage": usage_object(self._usage())} if self._counts.in_each else {}
                     yield await off_loop(partial(self._chunk, choice, more), choice.pieces)
-        if self._options.get("include_usage") or continuous:
+        if self._counts.at_the_end:
             yield event(_json({**self._head, "choices": [], "usage": usage_object(self._usage())}))
 
     def _chunk(self, choice: CompletionChoice, more: dict[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ from inflight import contract
 from inflight.client.errors import from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
-from inflight.errors import EngineFailure, InflightError
+from inflight.errors import EngineFailure, InflightError, RequestCancelled
 from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
 
@@ -69,6 +69,8 @@ class GenerateRequest:
     log_prob_token_ids: Sequence[int] = ()
     pooling: str | None = None
     """``last`` or ``mean``: no token is generated, and the output ``embedding`` comes instead."""
+    timed: bool = False
+    """Whether the last delta of each sequence says when its first token was made."""
     priority: int = 0
     deadline_ms: int | None = None
     client_id: str = ""
@@ -87,7 +89,7 @@ class EngineDelta:
     text_limit: int | None
     """With stop strings: how many characters of the generated text may be shown so far; None: all."""
     finish_reason: str | None
-    """The last delta of a sequence has one: stop, length, cancelled or deadline."""
+    """The last delta of a sequence has one: stop, length or deadline."""
     log_probs: list[float]
     top_log_probs: list[list[tuple[int, float]]]
     """Per new token the likeliest ones, the best first."""
@@ -97,6 +99,12 @@ class EngineDelta:
     """Prompt tokens that came from the prefix cache; with the last delta, before it 0."""
     outputs: Mapping[str, np.ndarray]
     """All tensors of the response."""
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from arrival at the engine to the sequence's first token; None: there is none, or nobody asked."""
+        arrived, made = (_scalar(self.outputs, name) for name in ("arrival_time_ns", "first_token_time_ns"))
+        return (made - arrived) / 1e9 if made else None
 
 
 class EngineClient:
@@ -113,7 +121,7 @@ class EngineClient:
         """Generate, and yield what comes; closing the generator cancels the request at once.
 
         Raises:
-            InflightError: the engine's error, or that it is away.
+            InflightError: the engine's error, or that it is away; RequestCancelled where somebody else stopped it.
         """
         message = encode(request, self._model)
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
@@ -126,6 +134,8 @@ class EngineClient:
                     raise from_wire(answer.error_message)
                 if answer.infer_response.outputs:
                     delta = read_delta(decode(answer.infer_response))
+                    if delta.finish_reason == "cancelled":
+                        raise RequestCancelled("the request was cancelled at the engine")
                     ended += delta.finish_reason is not None
                     yield delta
             answered = True
@@ -234,6 +244,7 @@ _SCALARS: tuple[tuple[str, str, Any], ...] = (
     ("num_top_log_probs", "top_log_probs", 0),
     ("num_prompt_log_probs", "prompt_log_probs", None),
     ("pooling", "pooling", None),
+    ("return_perf_metrics", "timed", False),
     ("priority", "priority", 0),
     ("deadline_ms", "deadline_ms", None),
     ("client_id", "client_id", ""),

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from inflight.errors import nearest
 from inflight.gateway.errors import ApiError
-from inflight.gateway.values import Kind, anything, shown
+from inflight.gateway.values import Kind, anything, same, shown
 
 State = Literal["served", "refused", "accepted"]
 IGNORED_HEADER = "x-ignored-fields"
@@ -139,7 +139,7 @@ def unsupported(param: str, message: str) -> ApiError:
 
 def _refuse(known: Field, value: Any) -> None:
     """Raise ApiError, unless a refused field has a value that asks for nothing."""
-    if not any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in known.neutral):
+    if not any(same(value, one) for one in known.neutral):
         raise unsupported(known.name, f"{known.name} is {shown(value)}, which is not supported: {known.doc}")
 
 

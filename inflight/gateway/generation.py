@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inflight.errors import InflightError, RequestCancelled
+from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
 from inflight.gateway.preparing import off_loop
-from inflight.gateway.told import told
+from inflight.gateway.request_errors import request_error
 from inflight.text.output.events import CallStart, OutputEvent
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
@@ -81,6 +81,8 @@ class ChoiceDelta:
     """With the end: the stop string that ended it, or ``deadline``."""
     prompt_scores: PromptScores | None = None
     """Where log-probs of the prompt were asked for; the same with each delta."""
+    first_token_s: float | None = None
+    """With the end, of an answer that is not streamed: seconds that the engine took to make its first token."""
 
 
 async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
@@ -95,8 +97,6 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     waiting: list[EngineDelta] = []
     try:
         async for delta in deltas:
-            if delta.finish_reason == "cancelled":
-                raise RequestCancelled("the request was cancelled at the engine")
             scores = scores or await _prompt_scores(delta)
             waiting.append(delta)
             if job.request.prompt_log_probs is not None and scores is None:
@@ -106,7 +106,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
                 yield choices[one.index].push(one, _usage(job.request.prompt, choices), scores)
             waiting.clear()
     except InflightError as error:
-        raise told(error, job.prompt_param, job.guide_param) from error
+        raise request_error(error, job.prompt_param, job.guide_param) from error
     finally:
         await deltas.aclose()
 
@@ -166,7 +166,7 @@ class _Choice:
         entries = self._entries(delta, ends)
         reason = self._finish_reason(delta.finish_reason)
         why = "deadline" if delta.finish_reason == "deadline" else stop
-        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores)
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores, delta.first_token_s)
 
     def _visible(self, piece: Piece) -> Piece:
         """Return a special token that is shown, and that the parser does not know, as its text."""

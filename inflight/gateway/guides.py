@@ -75,7 +75,7 @@ def _response_format(value: Any) -> FieldGuide | None:
 
 
 def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:
-    given = {name: one for name, one in value.items() if one is not False}
+    given = {name: one for name, one in value.items() if (name, one) != ("json_object", False)}
     if len(given) > 1:
         names = " and ".join(given)
         raise invalid(f"structured_outputs has {names}; an answer has one form", "structured_outputs")
@@ -87,7 +87,27 @@ def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:
 
 def _guide(kind: GuideKind, value: Any, path: str) -> FieldGuide:
     """Return a guide with the text of a value: schemas may come as JSON text or as the value itself."""
-    if kind in ("json_schema", "structural_tag") and not isinstance(value, dict | str | bool):
-        raise wrong(path, value, "an object")
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if kind in ("json_schema", "structural_tag"):
+        text = _json(value, path)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return FieldGuide(Guide(kind, text), path)
+
+
+def _json(value: Any, path: str) -> str:
+    """Return an object, or JSON text of one, as JSON text that we wrote: it becomes a part of grammars.
+
+    Raises:
+        ApiError: 400: it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"{path} is a string that is not valid JSON: {error}", path) from None
+    if not isinstance(value, dict | bool):
+        raise wrong(path, value, "an object, or JSON text of one")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise invalid(f"{path} has a number that JSON does not have", path) from None

@@ -6,7 +6,8 @@ stop string are left out, the last one before it cut where the text is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from inflight.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0
 """In place of minus infinity, which JSON cannot write; OpenAI's own number for tokens that are very unlikely."""
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+"""In place of bytes that are no UTF-8."""
 Likeliest = Sequence[tuple[int, float]]
 """Tokens with their log-probs, the best first."""
 
@@ -46,9 +49,14 @@ class _Group:
 
     def whole(self) -> list[TokenLogProb]:
         """Return the tokens with all of their bytes."""
-        if len(self.tokens) == 1 and self.text:
+        if len(self.tokens) == 1:
             return [replace(self.tokens[0], bytes=self.text.encode())]
-        return self.tokens
+        raw = b"".join(token.bytes for token in self.tokens)
+        if raw.decode("utf-8", "replace") == self.text:
+            return self.tokens
+        if self.text == _UNREADABLE * len(raw):  # a run of byte tokens, each of which is replaced
+            return [replace(token, bytes=_UNREADABLE.encode() * len(token.bytes)) for token in self.tokens]
+        return _without_first(self.tokens, len(raw) - len(self.text.encode()))
 
     def until(self, end: int) -> list[TokenLogProb]:
         """Return the tokens that make the text before ``end``, the last one cut there."""
@@ -60,6 +68,15 @@ class _Group:
             part, left = left[: len(token.bytes)], left[len(token.bytes) :]
             kept.append(replace(token, bytes=part))
         return kept
+
+
+def _without_first(tokens: Sequence[TokenLogProb], size: int) -> list[TokenLogProb]:
+    """Return tokens without their first bytes: those of spaces with which a text does not begin."""
+    kept = []
+    for token in tokens:
+        kept.append(replace(token, bytes=token.bytes[size:]))
+        size = max(0, size - len(token.bytes))
+    return kept
 
 
 class LogProbStream:
@@ -76,8 +93,10 @@ class LogProbStream:
         """Take the next tokens, with the log-prob and the likeliest tokens of each."""
         likeliest = top or [()] * len(tokens)
         for token, log_prob, best in zip(tokens, log_probs, likeliest, strict=True):
-            raw = token_bytes(self._tokenizer, token, self._show_special)
-            self._open.tokens.append(TokenLogProb(token, log_prob, best, raw))
+            if self._detokenizer.held_bytes and isinstance(self._tokenizer.token_bytes[token], str):
+                self._open.text += self._detokenizer.end_run()
+                self._close_group()
+            self._open.tokens.append(TokenLogProb(token, log_prob, best, token_bytes(self._tokenizer, token)))
             self._open.text += self._detokenizer.push((token,))
             if self._detokenizer.settled:
                 self._close_group()
@@ -88,7 +107,7 @@ class LogProbStream:
         while count < len(self._groups) and self._groups[count].end <= shown:
             count += 1
         ready, self._groups = self._groups[:count], self._groups[count:]
-        return [token for group in ready for token in group.whole()]
+        return self._shown(token for group in ready for token in group.whole())
 
     def finish(self, shown: int) -> list[TokenLogProb]:
         """Return the rest, of a text that has ``shown`` characters in the end."""
@@ -96,13 +115,47 @@ class LogProbStream:
         self._close_group()
         rest = self.take(shown)
         if self._groups and self._groups[0].start < shown:
-            rest += self._groups[0].until(shown)
+            rest += self._shown(self._groups[0].until(shown))
         return rest
+
+    def _shown(self, tokens: Iterable[TokenLogProb]) -> list[TokenLogProb]:
+        """Return tokens with the bytes that the answer shows; those of special tokens count in no text before."""
+        if not self._show_special:
+            return list(tokens)
+        return [replace(one, bytes=one.bytes or token_bytes(self._tokenizer, one.token, True)) for one in tokens]
 
     def _close_group(self) -> None:
         if self._open.tokens:
             self._groups.append(self._open)
             self._open = _Group(self._open.end)
+
+
+class TextOffsets:
+    """Where the texts of tokens begin in the text that all of them make, in characters.
+
+    A token that begins within a character has the place of that character.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        """``start``: the place of the first token."""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.end = start
+        """How many characters are whole so far."""
+
+    def push(self, raw: bytes) -> int:
+        """Take the bytes of the next token; return where it begins."""
+        within = self._within
+        text = self._utf8.decode(raw[:1])
+        # A character that does not go on is replaced before the new byte counts.
+        broken = within and bool(text) and (len(text) > 1 or self._within)
+        place = self.end + broken
+        self.end += len(text) + len(self._utf8.decode(raw[1:]))
+        return place
+
+    @property
+    def _within(self) -> bool:
+        """Whether the last character is not whole yet."""
+        return bool(self._utf8.getstate()[0])
 
 
 def token_bytes(tokenizer: Tokenizer, token: int, show_special: bool = False) -> bytes:
@@ -113,7 +166,7 @@ def token_bytes(tokenizer: Tokenizer, token: int, show_special: bool = False) ->
     return piece if isinstance(piece, bytes) else piece.encode()
 
 
-def number(log_prob: float) -> float:
+def json_log_prob(log_prob: float) -> float:
     """Return a log-prob as JSON can write it."""
     return max(log_prob, _LEAST)
 
@@ -153,4 +206,4 @@ def _chat_entry(entry: TokenLogProb, names: TokenNames) -> dict[str, Any]:
 
 def _named(token: int, log_prob: float, names: TokenNames, raw: bytes | None = None) -> dict[str, Any]:
     spelt = token_bytes(names.tokenizer, token) if raw is None else raw
-    return {"token": names.name(token, raw), "logprob": number(log_prob), "bytes": list(spelt)}
+    return {"token": names.name(token, raw), "logprob": json_log_prob(log_prob), "bytes": list(spelt)}

@@ -20,8 +20,8 @@ class Prompt:
     """One prompt."""
 
     ids: list[int]
-    text: str
-    """As it was given, or, of token ids, their text."""
+    text: str | None = None
+    """As it was given; None: as token ids."""
 
 
 def read_prompts(
@@ -57,4 +57,4 @@ def _ids(value: Sequence[Any], path: str, gateway: Gateway) -> Prompt:
     for index, one in enumerate(value):
         if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < size:
             raise wrong(f"{path}[{index}]", one, f"a token id from 0 to {size - 1}")
-    return Prompt(list(value), gateway.tokenizer.decode(value))
+    return Prompt(list(value))

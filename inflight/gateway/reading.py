@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import unsupported
-from inflight.gateway.values import Kind, wrong
+from inflight.gateway.values import Kind, same, wrong
 
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
@@ -82,7 +82,7 @@ class JsonValue:
 
     def accept(self, reason: str, *neutral: Any) -> None:
         """Accept values that ask for nothing. Raises ApiError: any other is not supported, for a ``reason``."""
-        if not any(type(self.value) is type(one) and self.value == one for one in neutral):
+        if not any(same(self.value, one) for one in neutral):
             raise self.refusal(reason)
 
     def _checked(self, kind: type) -> Any:

@@ -12,7 +12,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import invalid
 from inflight.gateway.merging import AT_ONCE, merged
-from inflight.gateway.told import context_length_exceeded, told
+from inflight.gateway.request_errors import context_length_exceeded, request_error
 
 _WORTH_WAITING = 128
 """Tokens that prompts begin with together, from which on the first one is read alone, so that the others find them in
@@ -74,4 +74,4 @@ async def _last(gateway: Gateway, reading: Reading) -> AsyncGenerator[EngineDelt
                 if delta.finish_reason is not None:
                     yield delta
     except InflightError as error:
-        raise told(error, reading.param) from error
+        raise request_error(error, reading.param) from error

@@ -15,8 +15,8 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import GenerateRequest
 from inflight.gateway.errors import ApiError, from_inflight, invalid
 from inflight.gateway.fields import Fields
+from inflight.gateway.request_errors import context_length_exceeded
 from inflight.gateway.requests import state_of
-from inflight.gateway.told import context_length_exceeded
 from inflight.sampling import MAX_SEED
 from inflight.text.preprocess import word_spellings
 
@@ -222,6 +222,7 @@ def generate_request(
         raise invalid(f"{param} has no token; it must have at least one", param)
     more["max_tokens"] = token_limit(gateway, len(prompt), more["max_tokens"], param)
     arguments = request_arguments(request, fields, gateway) | more
+    arguments["timed"] = not more["stream"]
     if arguments["min_tokens"] > arguments["max_tokens"]:
         limit = arguments["max_tokens"]
         raise invalid(f"min_tokens is {arguments['min_tokens']}; at most {limit} tokens are generated", "min_tokens")

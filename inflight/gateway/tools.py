@@ -17,6 +17,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
 def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
     """Return the tools that the model may call, and what the request says about their use.
 
+    Of ``allowed_tools`` the model is shown no others, so it can call none of them.
+
     Raises:
         ApiError: 400, naming the field by its path.
     """
@@ -31,7 +33,11 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
         if tool.name in seen:
             raise invalid(f"tools[{index}].function.name is {tool.name!r}, as that of another tool", "tools")
         seen.add(tool.name)
-    choice = _choice(fields.get("tool_choice"), seen)
+    asked = fields.get("tool_choice")
+    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
+        allowed, asked = _allowed(asked.get("allowed_tools"), seen)
+        tools, seen = tuple(tool for tool in tools if tool.name in allowed), allowed
+    choice = _choice(asked, seen)
     return (tools if choice.kind != "none" else ()), choice
 
 
@@ -63,21 +69,40 @@ def _choice(value: Any, names: set[str]) -> ToolChoice:
     if value is None:
         return ToolChoice.auto() if names else ToolChoice.none()
     if isinstance(value, dict):
-        return _named(value, names)
+        return ToolChoice.named(_known_name(value, path, names))
     if value not in ("none", "auto", "required"):
-        raise wrong(path, value, 'none, auto, required, or {"type": "function", "function": {"name": ...}}')
+        raise wrong(
+            path, value, 'none, auto, required, or {"type": "function", "function": {"name": ...}}, or allowed_tools'
+        )
     if value == "required" and not names:
         raise invalid("tool_choice is required; there are no tools", path)
     return ToolChoice(value) if names else ToolChoice.none()
 
 
-def _named(value: dict[str, Any], names: set[str]) -> ToolChoice:
+def _allowed(value: Any, names: set[str]) -> tuple[set[str], str]:
+    """Return the names of the tools that a choice allows, and the mode: auto or required."""
+    path = "tool_choice.allowed_tools"
+    if not isinstance(value, dict):
+        raise wrong(path, value, "an object with mode and tools")
+    mode, allowed = value.get("mode"), value.get("tools")
+    if mode not in ("auto", "required"):
+        raise wrong(f"{path}.mode", mode, "auto or required")
+    if not isinstance(allowed, list) or not allowed:
+        raise wrong(f"{path}.tools", allowed, "a list of at least one tool")
+    return {_known_name(one, f"{path}.tools[{index}]", names) for index, one in enumerate(allowed)}, mode
+
+
+def _known_name(value: Any, path: str, names: set[str]) -> str:
+    """Return the name of the tool to which ``{"type": "function", "function": {"name": ...}}`` points."""
+    if not isinstance(value, dict):
+        raise wrong(path, value, "an object with type and function")
     if (kind := value.get("type", "function")) != "function":
-        raise unsupported("tool_choice.type", f"tool_choice.type is {shown(kind)}; only function is served")
+        raise unsupported(f"{path}.type", f"{path}.type is {shown(kind)}; only function is served")
     function = value.get("function")
     name = function.get("name") if isinstance(function, dict) else None
+    path += ".function.name"
     if not isinstance(name, str):
-        raise wrong("tool_choice.function.name", name, "the name of one of the tools")
+        raise wrong(path, name, "the name of one of the tools")
     if name not in names:
-        raise invalid(f"tool_choice.function.name is {shown(name)}, which is none of the tools", "tool_choice")
-    return ToolChoice.named(name)
+        raise invalid(f"{path} is {shown(name)}, which is none of the tools", path)
+    return name

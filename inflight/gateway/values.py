@@ -37,6 +37,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same in JSON: true is no number there, and 1 and 1.0 are one number."""
+    return _marked(one) == _marked(other)
+
+
+def _marked(value: Any) -> Any:
+    """Return a value of which Python's ``==`` judges as JSON does: bools are marked, at any depth."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, list):
+        return [_marked(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _marked(one) for name, one in value.items()}
+    return value
+
+
 def _kind(wanted: str, accept: Callable[[Any], tuple[bool, Any]]) -> Kind:
     """Return the kind of which ``accept`` tells the values: whether one is good, and as what it is read."""
 

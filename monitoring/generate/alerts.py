@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from monitoring.generate.gateway import gateway
 from monitoring.generate.health import health
 from monitoring.generate.objectives import Objective, Objectives
 from monitoring.generate.rule import DAY, HOUR, MINUTE, Alert, Timescale
@@ -50,7 +51,12 @@ def alerts(objectives: Objectives, scale: Timescale) -> dict[str, list[Alert]]:
         *_latency(objectives.ttft, "Ttft", "time_to_first_token", scale),
         *_latency(objectives.itl, "Itl", "inter_token", scale),
     ]
-    return {"inflight-latency": latency, "inflight-saturation": saturation(scale), "inflight-health": health(scale)}
+    return {
+        "inflight-latency": latency,
+        "inflight-saturation": saturation(scale),
+        "inflight-health": health(scale),
+        "inflight-gateway": gateway(scale),
+    }
 
 
 def _latency(objective: Objective, name: str, short: str, scale: Timescale) -> list[Alert]:

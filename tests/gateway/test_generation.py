@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from string import ascii_lowercase
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.gateway.support.answers import (
     MODEL,
     ask,
     chunks,
+    first_tokens,
     joined,
     random_sampling,
     refusal,
@@ -42,9 +44,6 @@ def test_a_streamed_chat_adds_up_to_the_whole_one(gateway: Beside, seed: int) ->
         ask(client, CHAT, **body)  # the last bits of log-probs depend on how much of the prompt is cached
         whole = ask(client, CHAT, **body)
         stream = joined(CHAT, chunks(client, CHAT, **body, **options))
-    if body.get("return_token_ids"):
-        for choice in whole["choices"]:
-            choice.pop("token_ids")
     assert without_names(stream) == without_names(whole), body
 
 
@@ -59,7 +58,6 @@ def test_a_streamed_completion_adds_up_to_the_whole_one(gateway: Beside, seed: i
         "echo": echo,
         **({"logprobs": draw.choice([0, 3])} if draw.random() < 0.6 else {}),
     }
-    body.pop("return_token_ids", None)
     if body["max_tokens"] < body.get("min_tokens", 0):
         del body["min_tokens"]
     options = {"stream_options": {"include_usage": True}}
@@ -122,7 +120,7 @@ def test_an_answer_without_a_token_has_a_role_and_empty_content(gateway: Beside)
     with gateway.client() as client:
         first, last = chunks(client, CHAT, **body)
         whole = ask(client, CHAT, **body)
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert last["choices"][0]["delta"] == {"content": ""}
     assert last["choices"][0]["finish_reason"] == "stop"
     assert whole["choices"][0]["message"]["content"] == ""
@@ -140,6 +138,16 @@ def test_usage_counts_cached_tokens_and_comes_with_each_chunk_if_asked(gateway: 
     assert [part["usage"]["completion_tokens"] for part in parts][-1] == 3
     assert parts[-1]["choices"] == []
     assert parts[-1]["usage"] == second
+
+
+def test_the_first_token_of_a_whole_answer_is_counted(gateway: Beside) -> None:
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    with gateway.client() as client:
+        before, began = first_tokens(client, CHAT), time.perf_counter()
+        ask(client, CHAT, messages=messages, max_tokens=40)
+        after, ended = first_tokens(client, CHAT), time.perf_counter()
+    assert after[0] == before[0] + 1
+    assert 0 < after[1] - before[1] < ended - began
 
 
 def test_lm_evals_request_has_one_generated_slot_even_for_an_end_id(gateway: Beside) -> None:
@@ -165,6 +173,33 @@ def test_a_prompt_can_be_scored_alone(gateway: Beside) -> None:
     assert choice["text"] == "Hello there" == "".join(scores["tokens"])
     assert scores["text_offset"] == [choice["text"].index(token) for token in scores["tokens"]]
     assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_log_probs_of_a_prompt_are_those_that_echo_has(gateway: Beside, count: int) -> None:
+    with gateway.client() as client:
+        chat = ask(client, CHAT, messages=[{"role": "user", "content": "Hi"}], max_tokens=1, prompt_logprobs=count)
+        ids = ask(client, CHAT, messages=[{"role": "user", "content": "Hi"}], max_tokens=1, return_token_ids=True)
+        body = {"prompt": [ids["prompt_token_ids"]], "max_tokens": 1, "prompt_logprobs": count}
+        [completed] = ask(client, COMPLETIONS, **body)["choices"]
+        [echoed] = ask(client, COMPLETIONS, **body, echo=True, logprobs=1)["choices"]
+    first, *others = chat["prompt_logprobs"]
+    assert first is None
+    values = [one[str(token)]["logprob"] for token, one in zip(ids["prompt_token_ids"][1:], others, strict=True)]
+    assert values == pytest.approx(echoed["logprobs"]["token_logprobs"][1 : len(values) + 1], abs=1e-5)
+    assert {len(one) for one in others} <= {max(count, 1), count + 1}
+    for one in others:
+        ranked = sorted((entry for entry in one.values() if entry["rank"]), key=lambda entry: entry["rank"])
+        assert [entry["rank"] for entry in ranked] == list(range(1, count + 1))
+        assert ranked == sorted(ranked, key=lambda entry: -entry["logprob"])
+    assert [one and set(one) for one in completed["prompt_logprobs"]] == [one and set(one) for one in [None, *others]]
+    assert len(echoed["logprobs"]["top_logprobs"][1]) <= 2
+
+
+def test_log_probs_of_a_prompt_of_one_token_are_none(gateway: Beside) -> None:
+    with gateway.client() as client:
+        [choice] = ask(client, COMPLETIONS, prompt=[[5]], max_tokens=1, prompt_logprobs=1)["choices"]
+    assert choice["prompt_logprobs"] == [None]
 
 
 def test_bytes_of_log_probs_join_to_the_text_with_half_characters(gateway: Beside) -> None:

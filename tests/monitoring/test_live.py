@@ -14,6 +14,7 @@ import pytest
 
 from inflight.contract import ENGINE
 from inflight.metrics import FAMILIES
+from monitoring.generate.boards.gateway import GATEWAY_BOARD
 from monitoring.generate.objectives import Objectives
 from monitoring.generate.recording import recordings
 from monitoring.generate.rule import Timescale
@@ -29,7 +30,8 @@ pytestmark = [
 ]
 RECORDINGS = [rule.record for group in recordings(Objectives(), Timescale()).values() for rule in group]
 LATENCY = ("InflightTtft", "InflightItl")
-PANELS = [panel for board in BOARDS for panel in panels(board)]
+PANELS = [panel for board in BOARDS if board["uid"] != GATEWAY_BOARD.uid for panel in panels(board)]
+"""Those of the servers; a gateway's are in test_gateway_board.py."""
 
 
 @dataclass(frozen=True)

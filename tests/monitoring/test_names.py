@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight.engine.request import FinishReason
 from inflight.errors import InflightError
-from inflight.metrics import FAMILIES
+from inflight.metrics import FAMILIES, GATEWAY
 from inflight.settings.deployment import Deployment
 from monitoring.generate.alerts import alerts
 from monitoring.generate.boards.all import dashboard_files
@@ -43,9 +43,10 @@ RECORDED = {rule.record: rule.expr for group in recordings(Objectives(), Timesca
 ALERTING = {rule.name: rule.expr for group in alerts(Objectives(), Timescale()).values() for rule in group}
 PANELS = [expr for board in BOARDS for panel in panels(board) for expr in expressions(panel)]
 RUNBOOK_QUERIES = {f"{path.stem}: {query}": query for path in RUNBOOKS for query in queries(path)}
+EXPORTED = FAMILIES | {family.name: family for family in GATEWAY}
 SERIES = {
     f"{name}{suffix}"
-    for name, family in FAMILIES.items()
+    for name, family in EXPORTED.items()
     for suffix in (("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",))
 }
 
@@ -95,7 +96,7 @@ def _labels(name: str) -> dict[str, tuple[str, ...]]:
         assert name in RECORDED
         level = name.split(":")[0]
         return {label: tuple(OUTCOMES) if label == "outcome" else () for label in level.split("_")}
-    family = FAMILIES.get(name) or FAMILIES[re.sub("_(bucket|sum|count)$", "", name)]
+    family = EXPORTED.get(name) or EXPORTED[re.sub("_(bucket|sum|count)$", "", name)]
     known = {"model": family.stages, "le": tuple(f"{bound:g}" for bound in family.buckets)} | dict(family.labels)
     return known | ({"outcome": tuple(OUTCOMES)} if "outcome" in known else {}) | {"instance": ()}
 

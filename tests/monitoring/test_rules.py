@@ -89,6 +89,7 @@ def _healthy(interval: str) -> list[dict[str, str]]:
     values: dict[str, str] = {
         'up{job="inflight"': "1",
         'up{job="inflight-ready"': "1",
+        'up{job="inflight-gateway"': "1",
         "inflight_running_requests{": "4",
         "inflight_waiting_requests{": "2",
         "inflight_queue_limit{": "256",
@@ -104,6 +105,7 @@ def _healthy(interval: str) -> list[dict[str, str]]:
         "inflight_generated_tokens_total{": 400,
         'inflight_step_tokens_total{kind="decode"': 400,
         'inflight_requests_total{outcome="stop"': 40,
+        'inflight_gateway_requests_total{status="200"': 40,
         'nv_inference_request_success{model="ensemble"': 40,
         "inflight_request_queue_seconds_count{": 40,
         "inflight_time_to_first_token_seconds_sum{": 4,
@@ -247,4 +249,5 @@ def test_prometheus_of_compose_finds_the_server_by_its_alias() -> None:
     (target,) = yaml.safe_load((MONITORING / "targets.compose.yml").read_text())
     for profile in ("cpu", "gpu"):
         (alias,) = composed["services"][profile]["networks"]["default"]["aliases"]
-        assert target == {"targets": [f"{alias}:8002"], "labels": {"__ready_address": f"{alias}:8000"}}
+        labels = {"__ready_address": f"{alias}:8000", "__gateway_address": f"{alias}:8080"}
+        assert target == {"targets": [f"{alias}:8002"], "labels": labels}

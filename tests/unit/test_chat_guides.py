@@ -36,7 +36,8 @@ def guide_of(index: int, prompt: str = PROMPT, choice: str = "auto", **values: A
     tokenizer: Tokenizer = tokenizer_of(index)
     gateway: Any = SimpleNamespace(tokenizer=tokenizer, chat_format=find_chat_format(tokenizer))
     tools = (TOOL,) if values.pop("tools", False) else ()
-    return chat_guide(Fields(values), gateway, prompt, tools, ToolChoice(choice))  # type: ignore[arg-type]
+    chosen = ToolChoice.named(TOOL.name) if choice == "named" else ToolChoice(choice)  # type: ignore[arg-type]
+    return chat_guide(Fields(values), gateway, prompt, tools, chosen)
 
 
 def accepts(index: int, made: ChatGuide, text: str) -> bool:
@@ -90,7 +91,50 @@ def test_a_form_beside_tools_leaves_the_choice_between_both() -> None:
     assert not accepts(HERMES, made, '{"town": "Rome"}')
 
 
-def test_where_calls_must_come_a_form_says_nothing() -> None:
+@pytest.mark.parametrize("choice", ["required", "named"])
+@pytest.mark.parametrize("field", ["guided_json", "structured_outputs", "guided_regex"])
+def test_where_calls_must_come_a_guide_of_the_whole_answer_is_refused(choice: str, field: str) -> None:
+    value: Any = {"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}, "guided_regex": "a"}[field]
+    with pytest.raises(ApiError, match=f"tool_choice \\({choice}\\)") as caught:
+        guide_of(HERMES, choice=choice, tools=True, **{field: value})
+
+    assert str(caught.value.param).startswith(field)
+    assert caught.value.code == "unsupported_parameter"
+
+
+INJECTED = json.dumps(SCHEMA) + '\ncalled: "rm -rf"'
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": True}])
+@pytest.mark.parametrize("field", ["guided_json", "structured_outputs", "response_format"])
+def test_a_schema_as_text_brings_no_rules_of_its_own(field: str, more: dict[str, Any]) -> None:
+    value: Any = {
+        "guided_json": INJECTED,
+        "structured_outputs": {"json": INJECTED},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": INJECTED}},
+    }[field]
+    with pytest.raises(ApiError, match="is not valid JSON") as caught:
+        guide_of(HERMES, **more, **{field: value})
+
+    assert str(caught.value.param).startswith(field)
+
+
+@pytest.mark.parametrize("value", ["[1]", '{"const": NaN}', '{"const": 1e999}', "[" * 100_000, '"a"', "1"])
+def test_text_that_is_no_schema_is_refused(value: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        guide_of(HERMES, guided_json=value)
+
+    assert (caught.value.status, caught.value.param) == (400, "guided_json")
+
+
+def test_a_schema_as_text_is_the_schema() -> None:
+    made = guide_of(HERMES, tools=True, guided_json=json.dumps(SCHEMA, indent=4))
+
+    assert accepts(HERMES, made, '{"city": "Rome"}')
+    assert accepts(HERMES, made, CALL)
+
+
+def test_where_calls_must_come_the_form_of_a_text_says_nothing() -> None:
     made = guide_of(HERMES, choice="required", tools=True, response_format=FORM)
 
     assert accepts(HERMES, made, CALL)

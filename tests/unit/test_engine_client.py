@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
-from inflight.gateway.engine_client import GenerateRequest, tensors_of
+from inflight.gateway.engine_client import EngineClient, GenerateRequest, tensors_of
+from inflight.gateway.errors import ApiError
+from inflight.gateway.readings import Reading, read_all
 from inflight.inputs import Inputs, read_sampling
+from inflight.resources import DEMO
+from inflight.settings.deployment import load_deployment
 
 _FIELDS = {"temperature": "temperature", "top_p": "runtime_top_p", "top_k": "runtime_top_k", "seed": "seed"}
 
@@ -23,6 +32,34 @@ def test_a_request_samples_where_its_temperature_is_above_zero(temperature: floa
     request = GenerateRequest(prompt=[1], max_tokens=1, temperature=temperature, seed=seed)
 
     assert sampled(request) == (temperature > 0)
+
+
+class _Stopped:
+    """A call whose request somebody stops at the engine."""
+
+    def cancel(self) -> None:
+        """Do nothing: the call has ended."""
+
+    async def __aiter__(self) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        answer = pb.ModelStreamInferResponse()
+        answer.infer_response.outputs.add(name="finish_reason", datatype="BYTES", shape=[1, 1])
+        answer.infer_response.raw_output_contents.append(b"\x09\0\0\0cancelled")
+        yield answer
+
+
+@pytest.mark.parametrize("pooling", [None, "last"])
+async def test_a_request_that_is_stopped_at_the_engine_is_an_error(
+    pooling: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = EngineClient("127.0.0.1:1")
+    stub = SimpleNamespace(ModelStreamInfer=lambda messages, metadata: _Stopped())
+    monkeypatch.setattr(client, "_stub", lambda: stub)
+    gateway: Any = SimpleNamespace(engine=client, max_model_len=None, deployment=load_deployment(DEMO))
+
+    with pytest.raises(ApiError) as caught:
+        await read_all(gateway, [Reading(GenerateRequest(prompt=[1], max_tokens=1, pooling=pooling), "input")])
+
+    assert (caught.value.status, caught.value.code) == (503, "server_unavailable")
 
 
 def test_what_asks_for_nothing_is_not_sent() -> None:

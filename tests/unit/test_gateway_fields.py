@@ -12,6 +12,7 @@ import inflight.gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT, CHAT_READER, COMPLETION_READER, COMPLETIONS
 from inflight.gateway.fields import IGNORED_HEADER, Field, Reader
+from inflight.gateway.values import same
 from tests.support.tables import each_row
 
 OPENAI_CHAT = """
@@ -120,6 +121,39 @@ def test_what_is_required_is_asked_for_by_name(missing: str) -> None:
         with pytest.raises(ApiError) as caught:
             CHAT_READER.read(given)
         assert caught.value.param == missing
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_beams", True),
+        ("cache_prompt", 1),
+        ("return_hidden_states", 0),
+        ("length_penalty", False),
+        ("top_a", 1),
+        ("function_call", []),
+        ("functions", "none"),
+    ],
+)
+def test_a_value_that_only_looks_like_one_that_asks_for_nothing_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        CHAT_READER.read({"model": "m", "messages": [], field: value})
+    assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (1, 1.0, True),
+        (True, 1, False),
+        ([0], [False], False),
+        ({"a": [1]}, {"a": [True]}, False),
+        ({"a": [1]}, {"a": [1.0]}, True),
+        ("1", 1, False),
+    ],
+)
+def test_values_are_the_same_as_in_json(one: Any, other: Any, expected: bool) -> None:
+    assert same(one, other) is same(other, one) is expected
 
 
 @pytest.mark.parametrize(

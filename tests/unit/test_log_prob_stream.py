@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.gateway.log_probs import LogProbStream, TokenLogProb, TokenNames
+from inflight.gateway.log_probs import LogProbStream, TextOffsets, TokenLogProb, TokenNames
 from inflight.resources import DEMO
 from inflight.text.detokenizer import IncrementalDetokenizer
 from inflight.text.tokenizer import Tokenizer
+from tests.support.tokenizers import FAMILIES, make_tokenizer
 
 TOKENIZER = Tokenizer.from_checkpoint(DEMO / "model")
 _TOKENS = st.lists(st.integers(0, TOKENIZER.config.vocab_size - 1), max_size=12)
@@ -51,6 +53,42 @@ def test_any_tokens_are_all_there_in_any_chunking(tokens: list[int], cut: list[i
 
     assert [one.token for one in made] == tokens
     assert b"".join(one.bytes for one in made).decode("utf-8", "replace") == text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+def test_bytes_join_to_the_text_whatever_the_vocabulary(family: str, data: st.DataObject) -> None:
+    tokenizer = make_tokenizer(family)
+    tokens = data.draw(st.lists(st.integers(3, tokenizer.config.vocab_size - 1), max_size=12))
+    detokenizer, stream = IncrementalDetokenizer(tokenizer), LogProbStream(tokenizer)
+    text = detokenizer.push(tokens) + detokenizer.finish()
+
+    stream.push(tokens, [0.0] * len(tokens), [])
+
+    assert b"".join(one.bytes for one in stream.finish(len(text))).decode("utf-8", "replace") == text
+
+
+PIECES = [b"a", b"", "日".encode()[:2], "👋".encode()[1:], "é\N{REPLACEMENT CHARACTER}".encode(), bytes([255])]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8), st.integers(0, 9))
+def test_a_token_has_the_place_of_the_character_in_which_it_begins(pieces: list[bytes], start: int) -> None:
+    offsets, raw = TextOffsets(start), b"".join(pieces)
+    places = [start + place for place, part in enumerate(characters(raw)) for _ in part]
+
+    for index, piece in enumerate(pieces):
+        place = offsets.push(piece)
+        if piece:
+            assert place == places[len(b"".join(pieces[:index]))]
+
+
+def characters(raw: bytes) -> list[bytes]:
+    """Return the bytes of each character, and of each part that is no UTF-8 and becomes a replacement character."""
+    try:
+        return [one.encode() for one in raw.decode()]
+    except UnicodeDecodeError as error:
+        whole = [one.encode() for one in raw[: error.start].decode()]
+        return [*whole, raw[error.start : error.end], *characters(raw[error.end :])]
 
 
 def test_names_of_tokens() -> None:

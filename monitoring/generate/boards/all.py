@@ -7,12 +7,13 @@ import json
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from monitoring.generate.boards.engine import ENGINE_BOARD
+from monitoring.generate.boards.gateway import GATEWAY_BOARD
 from monitoring.generate.boards.latency import LATENCY
 from monitoring.generate.boards.overview import OVERVIEW
 from monitoring.generate.boards.startup import STARTUP
 from monitoring.generate.rule import RUNBOOKS_PATH
 
-DASHBOARDS = (OVERVIEW, ENGINE_BOARD, LATENCY, STARTUP)
+DASHBOARDS = (OVERVIEW, ENGINE_BOARD, LATENCY, GATEWAY_BOARD, STARTUP)
 
 
 def dashboard_files(runbooks: str = RUNBOOKS_PATH) -> dict[str, str]:

@@ -12,6 +12,8 @@ from inflight.resources import DEMO
 from inflight.settings.deployment import load_deployment, model_name
 
 MODEL = model_name(load_deployment(DEMO).model)
+OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
+"""What an answer says of the prompt, and a stream of it in its first chunk."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -43,7 +45,9 @@ def chunks(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]
 def joined(path: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the chunks of a stream as the whole answer that they add up to."""
     usage = [part["usage"] for part in parts if "usage" in part]
-    whole = {"choices": {}, "usage": usage[-1] if usage else None}
+    whole: dict[str, Any] = {"choices": {}, "usage": usage[-1] if usage else None}
+    whole |= {name: parts[0][name] for name in OF_PROMPT if name in parts[0]}
+    assert not [name for part in parts[1:] for name in OF_PROMPT if name in part]
     for part in parts:
         assert part["id"] == parts[0]["id"]
         for choice in part["choices"]:
@@ -51,10 +55,13 @@ def joined(path: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
             assert "finish_reason" not in made, "a choice ends once"
             (_add_chat if path == CHAT else _add_text)(made, choice)
             _add_log_probs(made, choice["logprobs"])
+            for name in ("token_ids", *OF_PROMPT):
+                if name in choice:
+                    made[name] = made.get(name, []) + choice[name]
             if choice["finish_reason"]:
                 made |= {"finish_reason": choice["finish_reason"], "stop_reason": choice["stop_reason"]}
     choices = [whole["choices"][index] for index in sorted(whole["choices"])]
-    return {"choices": choices, "usage": whole["usage"]}
+    return whole | {"choices": choices}
 
 
 def _add_chat(made: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -63,9 +70,22 @@ def _add_chat(made: dict[str, Any], choice: dict[str, Any]) -> None:
         assert delta.pop("role") == "assistant"
         made["message"] = {"role": "assistant", "content": None, "refusal": None}
     message = made["message"]
+    for call in delta.pop("tool_calls", ()):
+        _add_call(message.setdefault("tool_calls", []), call)
     for name, text in delta.items():
         if text is not None:
             message[name] = (message.get(name) or "") + text
+
+
+def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    """Add a part of a call, as OpenAI's clients do: all strings of it are joined."""
+    if call["index"] == len(calls):
+        calls.append({"id": "", "type": "", "function": {"name": "", "arguments": ""}})
+    made = calls[call["index"]]
+    for part, new in ((made, call), (made["function"], call["function"])):
+        for name, text in new.items():
+            if isinstance(text, str):
+                part[name] += text
 
 
 def _add_text(made: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -91,7 +111,11 @@ def _add_log_probs(made: dict[str, Any], scores: dict[str, Any] | None) -> None:
 def without_names(answer: dict[str, Any]) -> dict[str, Any]:
     """Return what of an answer must be equal in another to the same request."""
     usage = answer["usage"] and {name: value for name, value in answer["usage"].items() if name.endswith("_tokens")}
-    return {"choices": answer["choices"], "usage": usage}
+    for choice in answer["choices"]:
+        for call in choice.get("message", {}).get("tool_calls", ()):
+            assert call.pop("id").startswith("call_")
+    of_prompt = {name: answer.get(name) for name in OF_PROMPT}
+    return {"choices": answer["choices"], "usage": usage, **of_prompt}
 
 
 def random_sampling(draw: random.Random) -> dict[str, Any]:
@@ -115,3 +139,16 @@ def random_sampling(draw: random.Random) -> dict[str, Any]:
     }
     chosen = {name: value for name, value in maybe.items() if draw.random() < 0.3}
     return {"seed": draw.randrange(1 << 40), "temperature": draw.choice([0, 1, 2]), **chosen}
+
+
+def first_tokens(client: httpx.Client, path: str) -> tuple[float, float]:
+    """Return how many first tokens the metrics have of a route, and their seconds together."""
+    found = {}
+    for line in client.get("/metrics").text.splitlines():
+        name, _, value = line.rpartition(" ")
+        found[name] = value
+    count, total = (
+        found.get(f'inflight_gateway_time_to_first_token_seconds_{part}{{route="{path}"}}', 0)
+        for part in ("count", "sum")
+    )
+    return float(count), float(total)

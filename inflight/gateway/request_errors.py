@@ -35,8 +35,8 @@ _PATH = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w+)*", re.ASCII)
 _WORD = re.compile(r"\b[a-z_]+\b")
 
 
-def told(error: InflightError, prompt_param: str, guide_param: str = "") -> ApiError:
-    """Return an error of the engine as the client is told.
+def request_error(error: InflightError, prompt_param: str, guide_param: str = "") -> ApiError:
+    """Return an error of the engine in the words of the request.
 
     Args:
         error: the error; its message begins with the name of an input, or with the path of a field.

@@ -1,0 +1,38 @@
+"""Alerts on the gateway of OpenAI's API: away, or answering with faults."""
+
+from __future__ import annotations
+
+from monitoring.generate.rule import MINUTE, Alert, Timescale
+
+GATEWAY_JOB = "inflight-gateway"
+"""The job of monitoring/prometheus.yml for the gateways' metrics."""
+FAULTS, FEWEST_FAULTS = 0.05, 3
+"""The share of faults among the answers from which on it is an alert, and how many there must be."""
+_ON = "on {{ $labels.instance }}"
+
+
+def gateway(scale: Timescale) -> list[Alert]:
+    """Return the alerts on the gateway."""
+    window = scale.span(5 * MINUTE)
+    answers = f"sum by (instance) (rate(inflight_gateway_requests_total[{window}]))"
+    faulty = 'inflight_gateway_requests_total{status="500"}'
+    faults = f"sum by (instance) (rate({faulty}[{window}]))"
+    enough = f"sum by (instance) (increase({faulty}[{window}])) >= {FEWEST_FAULTS / scale.factor:g}"
+    return [
+        Alert(
+            "InflightGatewayDown",
+            f'up{{job="{GATEWAY_JOB}"}} == 0 and on (instance) up{{job="inflight"}} == 1',
+            2 * MINUTE,
+            "critical",
+            f"No answer from the gateway {_ON}",
+            "The server runs; its gateway does not answer GET /metrics with 200, so clients of OpenAI's API get none.",
+        ),
+        Alert(
+            "InflightGatewayFaults",
+            f"{faults} / {answers} > {FAULTS} and {enough}",
+            2 * MINUTE,
+            "critical",
+            f"The gateway answers requests with 500 {_ON}",
+            "{{ $value | humanizePercentage }} of its answers are faults of the gateway's or the engine's own.",
+        ),
+    ]

@@ -1,0 +1,144 @@
+"""An engine whose outputs a property draws: it ends, hides and cuts them as the real one does, in any chunking."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.text.chat import ChatTemplate
+from inflight.text.output.families import HermesFormat
+from inflight.text.stops import StopTextLimit
+from inflight.text.tokenizer import Tokenizer
+from tests.gateway.support.gateways import Inside, inside
+from tests.gateway.support.scripted import TEMPLATE
+
+
+@dataclass
+class Drawn:
+    """What the engine generates for the next requests, whatever they ask."""
+
+    outputs: Sequence[Sequence[int]] = ((),)
+    """Token ids of each sequence, in turn."""
+    seed: int = 0
+    """Of how they are cut into responses, and in which order these come."""
+    cached: int = 0
+    first_token_s: float = 0.001
+    requests: list[GenerateRequest] = field(default_factory=list, repr=False)
+
+
+class DrawnEngine:
+    """Generates what was drawn. A token's log-prob follows from its place and its id."""
+
+    def __init__(self, tokenizer: Tokenizer, drawn: Drawn) -> None:
+        self._tokenizer, self._drawn = tokenizer, drawn
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
+        """Yield the responses of all sequences, mixed."""
+        drawn = self._drawn
+        drawn.requests.append(request)
+        draw = random.Random(f"{drawn.seed}{request.stream}")
+        waiting = [list(self._responses(request, index, draw)) for index in range(request.sequences)]
+        scores = self._prompt_scores(request)
+        while any(waiting):
+            await asyncio.sleep(0)
+            delta = draw.choice([one for one in waiting if one]).pop(0)
+            # The prompt's log-probs come once, with whichever sequence is first to have them.
+            if scores and (delta.finish_reason or draw.random() < 0.5):
+                delta, scores = replace(delta, outputs={**delta.outputs, **scores}), {}
+            yield delta
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+    def _responses(self, request: GenerateRequest, index: int, draw: random.Random) -> Iterator[EngineDelta]:
+        tokens, reason, limits = self._ended(request, self._drawn.outputs[index % len(self._drawn.outputs)])
+        done = 0
+        while True:
+            size = draw.randint(0, 4) if request.stream else len(tokens)
+            part = tokens[done : done + size]
+            done += len(part)
+            ends = done == len(tokens) and (not request.stream or draw.random() < 0.5)
+            scored = [(token, _log_prob(token)) for token in part]
+            yield EngineDelta(
+                index,
+                part,
+                limits[len(tokens) + 1 if ends else done] if request.stop_strings else None,
+                reason if ends else None,
+                [score for _, score in scored] if request.log_probs else [],
+                [_likeliest(one, request.top_log_probs) for one in scored] if request.top_log_probs else [],
+                done,
+                self._drawn.cached if ends else 0,
+                self._times() if ends and request.timed and tokens else {},
+            )
+            if ends:
+                return
+
+    def _ended(self, request: GenerateRequest, output: Sequence[int]) -> tuple[list[int], str, list[int]]:
+        """Return the tokens up to the end, why they end, and after each of them how many characters may be shown."""
+        text = StopTextLimit(self._tokenizer, request.stop_strings)
+        tokens: list[int] = []
+        limits, reason = [0], "stop"
+        for token in output:
+            if token in request.end_ids:
+                break
+            tokens.append(token)
+            stopped = text.push(token)
+            limits.append(text.limit)
+            if stopped or token in request.stop_token_ids:
+                break
+            if len(tokens) == request.max_tokens:
+                reason = "length"
+                break
+        return tokens, reason, [*limits, text.finish()]
+
+    def _times(self) -> Mapping[str, np.ndarray]:
+        times = {"arrival_time_ns": 10**12, "first_token_time_ns": 10**12 + round(self._drawn.first_token_s * 1e9)}
+        return {name: np.array([[value]], np.int64) for name, value in times.items()}
+
+    def _prompt_scores(self, request: GenerateRequest) -> Mapping[str, np.ndarray]:
+        if (count := request.prompt_log_probs) is None:
+            return {}
+        scored = [(token, _log_prob(token)) for token in request.prompt[1:]]
+        made = {"prompt_log_probs": np.array([[score for _, score in scored]], np.float32)}
+        if count:
+            top = [_likeliest(one, count) for one in scored]
+            made["prompt_top_log_prob_ids"] = np.array([[[token for token, _ in row] for row in top]], np.int32)
+            made["prompt_top_log_probs"] = np.array([[[score for _, score in row] for row in top]], np.float32)
+            shape = (1, len(top), count)
+            made = {name: one if name == "prompt_log_probs" else one.reshape(shape) for name, one in made.items()}
+        return made
+
+
+def _log_prob(token: int) -> float:
+    return -(token % 64) / 8
+
+
+def _likeliest(scored: tuple[int, float], count: int) -> list[tuple[int, float]]:
+    """Return so many tokens, the best first; the token itself is among them where it is likely."""
+    token, score = scored
+    others = [(token + place, -place / 4) for place in range(1, count + 1)]
+    return sorted([scored, *others] if score > -4 else others, key=lambda one: -one[1])[:count]
+
+
+@contextmanager
+def drawn_engine(**settings: Any) -> Iterator[tuple[Inside, Drawn]]:
+    """Serve the demo with Qwen's format of calls and reasoning, and an engine that generates what is drawn."""
+    drawn = Drawn()
+    with inside(ready=True, **settings) as running:
+        tokenizer = running.gateway.tokenizer
+        engine: Any = DrawnEngine(tokenizer, drawn)
+        app: Any = running.server.config.app
+        app.state.gateway = replace(
+            running.gateway,
+            chat_template=ChatTemplate(TEMPLATE, {}),
+            chat_format=HermesFormat(tokenizer, reasoning=True),
+            engine=engine,
+        )
+        yield running, drawn

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -72,11 +73,11 @@ class ChatAnswer:
                 choices[delta.index].add(delta, self._shown(delta.events))
                 usage, scores = delta.usage, delta.prompt_scores
         pieces = 8 * (1 + self._job.request.top_log_probs) * sum(len(choice.log_probs) for choice in choices)
-        return await off_loop(lambda: self._written(choices, usage, scores), pieces + self._pieces_of_prompt(scores))
+        return await off_loop(lambda: self._written(choices, usage, scores), pieces + self._pieces(scores))
 
     def _written(self, choices: Sequence[_WholeChoice], usage: Usage, scores: PromptScores | None) -> str:
         head = _json({**self._head, "object": "chat.completion"})
-        more: dict[str, Any] = {"usage": usage_object(usage), **self._of_prompt(scores)}
+        more = {"usage": usage_object(usage), **self._of_prompt(scores)}
         parts = ",".join(written(self._choice(choice)) for choice in choices)
         return f'{head[:-1]},"choices":[{parts}],{written(more)[1:]}'
 
@@ -91,28 +92,14 @@ class ChatAnswer:
                 usage = delta.usage
                 said = {"usage": usage_object(usage)} if counts.in_each else {}
                 for choice in self._streamed(states[delta.index], delta):
-                    yield await self._written_chunk(chunks, choice, said, delta.prompt_scores, first=first)
+                    scores = delta.prompt_scores if first else None
+                    more = await off_loop(partial(self._of_prompt, scores), self._pieces(scores)) if first else {}
                     first = False
         if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
 
-    async def _written_chunk(
-        self,
-        chunks: _ChunkWriter,
-        choice: dict[str, Any],
-        said: dict[str, Any],
-        scores: PromptScores | None,
-        first: bool,
-    ) -> bytes:
-        """Return a chunk; the first one of a stream also says what there is to say of the prompt."""
-        if not first:
-            return chunks.chunk(choice, said)
-        return await off_loop(
-            lambda: chunks.chunk(choice, said | self._of_prompt(scores)), self._pieces_of_prompt(scores)
-        )
-
-    def _pieces_of_prompt(self, scores: PromptScores | None) -> int:
-        """Return how much there is to say of the prompt, in what log-probs are written with."""
+    def _pieces(self, scores: PromptScores | None) -> int:
+        """Return how much is to be written of the prompt's log-probs."""
         return 0 if scores is None else 8 * len(scores.log_probs) * (1 + (self._job.request.prompt_log_probs or 0))
 
     def _of_prompt(self, scores: PromptScores | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class CompletionChoice:
         self._nothing = fields.get("max_tokens") == 0
         self._returns_ids = fields.get("return_token_ids", False)
         self._names = TokenNames(tokenizer, "bytes:", fields.get("return_tokens_as_token_ids", False))
-        self._pieces_each = 8 * (1 + job.request.top_log_probs)
+        self._pieces_each = 8 * (1 + max(job.request.top_log_probs, job.request.prompt_log_probs or 0))
         self._begun = self._taken = False
         self._scores: PromptScores | None = None
         """Of the prompt, where they were asked for."""
@@ -47,8 +47,9 @@ class CompletionChoice:
     @property
     def pieces(self) -> int:
         """How much there is to send: characters, and what log-probs are written with."""
-        prompt = 0 if self._taken or self._prompt_top is None or self._scores is None else len(self._scores.log_probs)
-        return len(self._text) + len(self._entries) * self._pieces_each + prompt * 8 * (1 + (self._prompt_top or 0))
+        of_prompt = None if self._taken or self._prompt_top is None else self._scores
+        scores = () if of_prompt is None else of_prompt.log_probs
+        return len(self._text) + (len(self._entries) + len(scores)) * self._pieces_each
 
     def pieces_of(self, delta: ChoiceDelta) -> int:
         """Return how much a delta adds; the log-probs of the prompt come with the first one."""

@@ -25,12 +25,20 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": SCHEMA}]
-RESPONSE: Json = {"input": "How is the weather in Paris?", "tools": TOOLS, "seed": 5, "max_output_tokens": 400}
+RESPONSE: Json = {
+    "input": "How is the weather in Paris?",
+    "tools": TOOLS,
+    "seed": 5,
+    "max_output_tokens": 400,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+"""Without thinking: no grammar bounds how long a model thinks."""
 MESSAGE: Json = {
     "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
     "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
     "seed": 5,
     "max_tokens": 400,
+    "thinking": {"type": "disabled"},
 }
 
 

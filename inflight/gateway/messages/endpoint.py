@@ -21,13 +21,15 @@ from inflight.gateway.messages.events import Json, MessageUsage, MessageWriter
 from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.requests import state_of
+from inflight.gateway.sampling import off_loop
 from inflight.gateway.sse import EventStream, event, while_connected
 
 
 async def create_message(request: Request) -> Response:
     """Answer a request for a message. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    asked = read_message_request(await read_object(request), strict=gateway.settings.strict_fields)
+    body, strict = await read_object(request), gateway.settings.strict_fields
+    asked = await off_loop(lambda: read_message_request(body, strict=strict), len(await request.body()))
     model = _checked(gateway, asked)
     job = await job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)
     room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
@@ -46,7 +48,8 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens of the prompt that a request for a message would have."""
     gateway = gateway_of(request)
-    asked = read_count_request(await read_object(request), strict=gateway.settings.strict_fields)
+    body, strict = await read_object(request), gateway.settings.strict_fields
+    asked = await off_loop(lambda: read_count_request(body, strict=strict), len(await request.body()))
     _checked(gateway, asked)
     count = await prompt_tokens_of(gateway, asked.chat, asked.names)
     headers = {"request-id": state_of(request).request_id, **Fields({}, asked.ignored).headers()}

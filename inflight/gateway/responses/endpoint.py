@@ -22,6 +22,7 @@ from inflight.gateway.responses.events import ResponseUsage, ResponseWriter
 from inflight.gateway.responses.items import Json
 from inflight.gateway.responses.log_probs import TextLogProbs
 from inflight.gateway.responses.request import ResponsesRequest, read_request
+from inflight.gateway.sampling import off_loop
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.text.output.events import ContentDelta
 
@@ -29,7 +30,8 @@ from inflight.text.output.events import ContentDelta
 async def create_response(request: Request) -> Response:
     """Answer a request for a response. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    asked = read_request(await read_object(request), strict=gateway.settings.strict_fields)
+    body, strict = await read_object(request), gateway.settings.strict_fields
+    asked = await off_loop(lambda: read_request(body, strict=strict), len(await request.body()))
     gateway.metrics.ignored_fields(asked.ignored)
     model = gateway.check_model(asked.chat["model"])
     job = await job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)

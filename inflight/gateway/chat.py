@@ -95,6 +95,7 @@ class ChatAnswer:
                     scores = delta.prompt_scores if first else None
                     more = await off_loop(partial(self._of_prompt, scores), self._pieces(scores)) if first else {}
                     first = False
+                    yield chunks.chunk(choice, said | more)
         if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
 

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from inflight.text.output.json_text import JsonText
 
+MOST_CUT = 1 << 18
+"""Characters of an object that has been cut off, which is read one by one: beyond what a call's arguments have."""
 _CLOSERS = {"{": "}", "[": "]"}
 
 
 def is_object(text: str) -> bool:
     """Return whether a text is the JSON of a whole object."""
-    return _read(text) == (text.strip(), True)
+    try:
+        return isinstance(json.loads(text, parse_constant=_no_constant), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def whole_object(text: str) -> str | None:
     """Return the JSON of an object; of one that has been cut off, its complete fields; None: the text begins none."""
-    accepted, whole = _read(text)
-    if not accepted:
-        return None
-    return accepted if whole else json.dumps(complete_fields(accepted), ensure_ascii=False)
-
-
-def _read(text: str) -> tuple[str, bool]:
-    """Return the JSON of an object or of its beginning, and whether it is whole; "": the text is neither."""
+    if is_object(text):
+        return text
     value, text = JsonText(), text.strip()
+    if not text.startswith("{") or len(text) > MOST_CUT:
+        return None
     accepted, place = value.feed(text, 0)
-    if not text.startswith("{") or value.broken or place < len(text):
-        return "", False
-    return accepted, value.done
+    if value.broken or place < len(text):
+        return None
+    return accepted if value.done else json.dumps(complete_fields(accepted), ensure_ascii=False)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def complete_fields(text: str) -> dict[str, Any]:

@@ -7,10 +7,33 @@ is one message, since most templates know one, at the beginning.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
 _LEADING = ("system", "developer")
+
+
+@dataclass
+class _Turn:
+    """What one speaker says in a row, and the outputs of the calls in it."""
+
+    role: str
+    place: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    outputs: list[tuple[Message, str]] = field(default_factory=list)
+    """The tools' messages, each with its place."""
+
+    def message(self) -> Message:
+        """Return the message. One of the assistant without text has none beside calls, and an empty one otherwise."""
+        text = ("\n\n" if self.role in _LEADING else "\n").join(filter(None, self.texts))
+        message: Message = {"role": self.role, "content": None if self.calls and not text else text}
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        return message | ({"tool_calls": self.calls} if self.calls else {})
 
 
 class Turns:
@@ -19,36 +42,34 @@ class Turns:
     def __init__(self, *, merges_users: bool = False) -> None:
         """``merges_users``: what the user says in a row is one message too."""
         self._merges_users = merges_users
-        self._found: list[tuple[Message, str]] = []
-        """The messages, each with the path of what it begins with."""
-        self._calls: dict[str, tuple[Message, str]] = {}
-        """The message and the function of each call, by the call's id."""
+        self._turns: list[_Turn] = []
+        self._calls: dict[str, tuple[_Turn, str]] = {}
+        """The turn and the function of each call, by the call's id."""
 
     def say(self, role: str, text: str, place: str) -> None:
-        """Add a message of the user, the system or the developer, which stands at ``place`` in the request."""
-        last = self._found[-1][0] if self._found else {"role": ""}
-        if role in _LEADING and last["role"] in _LEADING and len(self._found) == 1:
-            last["content"] += f"\n\n{text}"
-            last["role"] = role if role == last["role"] else "system"
-        elif role == last["role"] == "user" and self._merges_users:
-            _add_text(last, "content", text)
+        """Add what the user, the system or the developer says, which stands at ``place`` in the request."""
+        last = self._turns[-1] if self._turns else None
+        if last is not None and role in _LEADING and last.role in _LEADING and len(self._turns) == 1:
+            last.texts.append(text)
+            last.role = role if role == last.role else "system"
+        elif last is not None and role == last.role == "user" and self._merges_users:
+            last.texts.append(text)
         else:
-            self._found.append(({"role": role, "content": text}, place))
+            self._turns.append(_Turn(role, place, [text]))
 
     def think(self, text: str, place: str) -> None:
         """Add reasoning to the assistant's turn."""
-        _add_text(self._turn(place), "reasoning_content", text)
+        self._assistant(place).thoughts.append(text)
 
     def answer(self, text: str, place: str) -> None:
         """Add text to the assistant's turn."""
-        _add_text(self._turn(place), "content", text)
+        self._assistant(place).texts.append(text)
 
     def call(self, call_id: str, name: str, arguments: str, place: str) -> None:
         """Add a call to the assistant's turn."""
-        message = self._turn(place)
-        self._calls[call_id] = message, name
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        message.setdefault("tool_calls", []).append(call)
+        turn = self._assistant(place)
+        self._calls[call_id] = turn, name
+        turn.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def has_call(self, call_id: str) -> bool:
         """Return whether there is a call of this id."""
@@ -56,35 +77,24 @@ class Turns:
 
     def output(self, call_id: str, text: str, place: str) -> None:
         """Add the output of a call, which there is."""
-        message, name = self._calls[call_id]
-        behind = len(self._found)
-        while self._found[behind - 1][0] is not message and self._found[behind - 1][0]["role"] != "tool":
-            behind -= 1
-        output = {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
-        self._found.insert(behind, (output, place))
+        turn, name = self._calls[call_id]
+        turn.outputs.append(({"role": "tool", "tool_call_id": call_id, "name": name, "content": text}, place))
 
     def messages(self) -> list[Message]:
-        """Return all messages. One of the assistant without text has none beside calls, and an empty one otherwise."""
-        return [_whole(message) for message, _ in self._found]
+        """Return all messages."""
+        return [message for message, _ in self._all()]
 
     def places(self) -> list[str]:
         """Return the path in the request of what each message begins with."""
-        return [place for _, place in self._found]
+        return [place for _, place in self._all()]
 
-    def _turn(self, place: str) -> Message:
-        """Return the assistant's message that is the last one."""
-        if not self._found or self._found[-1][0]["role"] != "assistant":
-            self._found.append(({"role": "assistant"}, place))
-        return self._found[-1][0]
+    def _all(self) -> Iterator[tuple[Message, str]]:
+        for turn in self._turns:
+            yield turn.message(), turn.place
+            yield from turn.outputs
 
-
-def _add_text(message: Message, name: str, text: str) -> None:
-    """Put text behind what a message has of a kind; an empty text adds nothing to it."""
-    before = message.get(name)
-    message[name] = f"{before}\n{text}" if before and text else before or text
-
-
-def _whole(message: Message) -> Message:
-    if message["role"] != "assistant":
-        return message
-    return message | {"content": message.get("content") or (None if "tool_calls" in message else "")}
+    def _assistant(self, place: str) -> _Turn:
+        """Return the assistant's turn at hand, which an output of one of its calls ends."""
+        if not self._turns or self._turns[-1].role != "assistant" or self._turns[-1].outputs:
+            self._turns.append(_Turn("assistant", place))
+        return self._turns[-1]

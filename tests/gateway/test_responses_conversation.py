@@ -135,6 +135,17 @@ CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
+        [USER, CALL, USER, CALL | {"call_id": "call_2"}, OUTPUT | {"call_id": "call_2"}, OUTPUT],
+        [
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]},
+            CHAT_OUTPUT,
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL | {"id": "call_2"}]},
+            CHAT_OUTPUT | {"tool_call_id": "call_2"},
+        ],
+    ),
+    (
         [USER, CALL | {"arguments": '{"a": 1, "b": "x', "status": "incomplete"}, OUTPUT],
         [USER, {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}, CHAT_OUTPUT],
     ),

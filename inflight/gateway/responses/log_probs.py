@@ -63,10 +63,12 @@ class TextLogProbs:
         if place < 0:
             ends = range(max(0, len(waiting) - len(raw)), len(waiting) + 1)
             place = next(end for end in ends if raw.startswith(waiting[end:]))
-        while place > 0:
-            first = self._waiting.pop(0)
-            if len(first.bytes) > place:
-                self._waiting.insert(0, replace(first, bytes=first.bytes[place:]))
-            place -= len(first.bytes)
-        while self._waiting and not self._waiting[0].bytes:
-            del self._waiting[0]
+        count = 0
+        while count < len(self._waiting) and (place > 0 or not self._waiting[count].bytes):
+            spelt = self._waiting[count].bytes
+            if len(spelt) > place > 0:
+                self._waiting[count] = replace(self._waiting[count], bytes=spelt[place:])
+                break
+            place -= len(spelt)
+            count += 1
+        del self._waiting[:count]

@@ -134,13 +134,13 @@ def drawn_engine(**settings: Any) -> Iterator[tuple[Inside, Drawn]]:
     with inside(ready=True, **settings) as running:
         tokenizer = running.gateway.tokenizer
         engine: Any = DrawnEngine(tokenizer, drawn)
-        thinking = HermesFormat(tokenizer)
-        thinking.has_reasoning = True  # the demo's own template has none
+        chat_format = HermesFormat(tokenizer)
+        chat_format.has_reasoning = True
         app: Any = running.server.config.app
         app.state.gateway = replace(
             running.gateway,
             chat_template=ChatTemplate(TEMPLATE, {}),
-            chat_format=thinking,
+            chat_format=chat_format,
             engine=engine,
         )
         yield running, drawn

@@ -46,6 +46,7 @@ RECIPES = {
             "anthropic==2.14.0",
             "filelock==4.3.1",
             "httpx==0.28.1",
+            "jinja2==3.1.6",
             "jsonschema==4.26.0",
             "numpy==2.4.6",
             "openai==3.57.0",

@@ -61,6 +61,7 @@ _MODELS = (
     "Qwen/Qwen2.5-1.5B-Instruct",
     "Qwen/Qwen3-1.7B",
     "Qwen/Qwen3-8B",
+    "claude-3-7-sonnet-latest",
     "intfloat/multilingual-e5-small",
 )
 _RESPONSES = ("basic", "function_call", "namespace_tool_separator", "simple", "stateful", "structured_output")

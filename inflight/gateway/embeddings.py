@@ -38,6 +38,7 @@ EMBEDDINGS = table(
     refused("messages", "send the text of `input`; chats are not rendered for embeddings"),
     refused("input_type prompt_name task", "put the instruction, as the model's makers give it, before the text"),
     refused("embed_dtype output_dtype", "vectors are of 32-bit floats", "float32", "float"),
+    refused("endianness", "base64 holds little-endian floats", "native", "little"),
     refused("image images", "inputs are text"),
 )
 READER = Reader(EMBEDDINGS, required=("input", "model"))

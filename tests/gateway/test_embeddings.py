@@ -90,6 +90,7 @@ def test_the_end_of_a_prompt_can_be_kept(gateway: Beside) -> None:
         ({"input": "x", "dimensions": 12}, "dimensions", "not trained"),
         ({"input": "x", "encoding_format": "int8"}, "encoding_format", "float"),
         ({"input": "x", "normalize": False}, "normalize", "not supported"),
+        ({"input": "x", "endianness": "big"}, "endianness", "little-endian"),
         ({"messages": [], "input": "x"}, "messages", "not supported"),
         ({"input": [7] * 3000}, "input", "maximum context length"),
     ],

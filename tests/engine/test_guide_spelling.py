@@ -117,7 +117,13 @@ def test_numbers_are_valid_as_they_are_read(schema: Any, good: list[str], bad: l
         ({"required": ["a", "a"], "minProperties": 3}, "minProperties at the root: it can be enforced up to 2"),
         ({"prefixItems": [{"type": "null"}], "additionalItems": True}, "prefixItems at the root"),
         ({"prefixItems": [{"type": "null"}], "items": [{}]}, "prefixItems at the root"),
-        ({"properties": {"a": {"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}}}, "$schema at /prop"),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "items": {"$schema": "http://json-schema.org/draft-07/schema#"},
+            },
+            "$schema at /items: a newer draft",
+        ),
         ({"properties": {"uniqueItems": False, "x": {"$ref": "#/properties"}}}, "$ref at /properties/x: it refers to"),
         ({"$ref": "#/enum/0", "enum": [{"uniqueItems": False}]}, "$ref at the root: it refers to #/enum/0, where no"),
         ({"$ref": "#/x/properties", "x": {"properties": {"a": {}}}, "allOf": [{"$ref": "#/x"}]}, "where no schema"),

@@ -33,6 +33,7 @@ from inflight.engine.guided.schema_values import (
     check_together,
 )
 
+_DRAFTS = ("2020-12", "2019-09", "draft-07", "draft-06", "draft-04")
 _DEEPEST = 100
 """Schemas inside of schemas; llguidance takes 128 levels of JSON."""
 _MOST_TRIALS = 200
@@ -158,8 +159,8 @@ class _Checked:
             check_constants(path, keyword, value)
         if keyword in ("$id", "id", "$anchor", "$dynamicAnchor") and isinstance(value, str):
             self._check_identifier(path, keyword, value)
-        if path and keyword == "$schema" and value != self._root.get("$schema"):
-            raise refusal(path, keyword, "another draft inside of a schema changes what keywords mean")
+        if path and keyword == "$schema" and _age(value) < _age(self._root.get(keyword)):
+            raise refusal(path, keyword, "a newer draft inside of a schema changes what keywords mean")
         if (
             keyword.startswith("content")
             and keyword != "contentSchema"
@@ -197,6 +198,8 @@ class _Checked:
 
     def _rewritten(self, path: Path, schema: dict[str, Any]) -> dict[str, Any]:
         made = {key: value for key, value in schema.items() if key not in UNSERVED and key != "contentSchema"}
+        if path:
+            made.pop("$schema", None)  # keywords of an older draft hold as those of the schema's own
         if isinstance(schema.get("pattern"), str):
             made["pattern"] = _pattern(path, "pattern", schema["pattern"])
         if isinstance(named := schema.get("patternProperties"), dict):
@@ -211,6 +214,11 @@ class _Checked:
             places = ((*path, "allOf", len(others) + index) for index in range(len(added)))
             self._added |= dict(zip(places, (keyword for keyword, _ in added), strict=True))
         return made
+
+
+def _age(draft: Any) -> int:
+    """Return how many drafts of JSON Schema are newer than the one that ``$schema`` says; without it, none is."""
+    return next((age for age, name in enumerate(_DRAFTS) if f"/{name}/" in str(draft)), 0)
 
 
 def _pattern(path: Path, keyword: str, pattern: str) -> str:

@@ -15,7 +15,7 @@ from demo.structured import JsonTalk, thoughtful
 from demo.tools import ToolTalk, read_words
 from demo.values import Values
 
-CONVERSATIONS, OBJECTS, THOUGHTS = 1200, 800, 200
+CONVERSATIONS, OBJECTS, THOUGHTS = 800, 500, 150
 """Examples of each kind in one epoch, beside those of the corpus."""
 
 

@@ -55,13 +55,24 @@ def test_training_and_serving_write_the_same() -> None:
     assert "user\n<tool_response>\n18\n</tool_response>\n<tool_response>\n19\n</tool_response><|im_end|>" in served
 
 
-def test_without_tools_the_prompt_is_as_it_was() -> None:
+def test_without_tools_the_prompt_is_chatml() -> None:
     from demo.conversation import CHAT_TEMPLATE
 
-    config = json.loads((ROOT / "deployments/demo/model/tokenizer_config.json").read_text())
-    now, before = ChatTemplate(CHAT_TEMPLATE, {}), ChatTemplate(config["chat_template"], {})
     plain = [*MESSAGES[:2], {"role": "assistant", "content": " Warm. "}, {"role": "user", "content": "And?"}]
-    assert now.render(plain) == before.render(plain)
+    turns = [f"<|im_start|>{message['role']}\n{str(message['content']).strip()}<|im_end|>\n" for message in plain]
+    assert ChatTemplate(CHAT_TEMPLATE, {}).render(plain) == "".join(turns) + "<|im_start|>assistant\n"
+
+
+def test_the_committed_model_is_of_these_lessons() -> None:
+    from demo.conversation import CHAT_TEMPLATE
+    from demo.lessons import load_lessons
+    from demo.tokenizer import train_tokenizer
+
+    folder, lessons = ROOT / "deployments/demo/model", load_lessons()
+    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == CHAT_TEMPLATE
+    tokenizer = train_tokenizer(lessons.prose(0), lessons.structured(0), lessons.values.words(), 4096)
+    committed = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.get_vocab() == committed.get_vocab()
 
 
 def test_calls_name_a_tool_and_only_its_parameters() -> None:

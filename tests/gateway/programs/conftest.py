@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +18,10 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
-def demo_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo behind the gateway, which wants a key, with a chat template that shows tools."""
-    model = tmp_path_factory.mktemp("served") / "demo"
-    shutil.copytree(DEMO / "model", model)
-    path, template = model / "tokenizer_config.json", ROOT / "build/demo/chat_template.jinja"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template.read_text()}))
+def demo_gateway() -> Iterator[Served]:
+    """The demo behind the gateway, which wants a key."""
     settings = {
-        "model": str(model),
+        "model": str(DEMO / "model"),
         "engine": {"dtype": "float32"},
         "batching": {"max_batch_size": 32},
         "limits": {"default_max_tokens": 160},

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from demo.conversation import Segment
+from demo.copying import Copying
 from demo.evaluate import evaluate, print_table
 from demo.lessons import Lessons, load_lessons
 from demo.llama import Llama, LlamaConfig
@@ -33,7 +34,7 @@ from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 IGNORED = -100
-FIRST_TOKENS, FIRST_WEIGHT = 6, 5.0
+FIRST_TOKENS, HEAVY, LOOKING_WEIGHT = 6, 5.0, 0.3
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -72,23 +73,31 @@ def batches(source: Iterator[tuple[list[int], ...]], size: int) -> Iterator[Batc
         yield ids, labels, same.tril()
 
 
-def weights_of(chosen: Tensor) -> Tensor:
-    """Return the weight of each trained token: an answer's first tokens, which choose the answer, count for more."""
+def weights_of(chosen: Tensor, copied: Tensor) -> Tensor:
+    """Return the weight of each trained token.
+
+    An answer's first tokens, which choose the answer, count for more, and so do words that are `copied`.
+    """
     before = F.pad(chosen, (1, 0))[:, :-1]
     first = F.pad((chosen & ~before).float(), (FIRST_TOKENS - 1, 0))
-    return (1 + (FIRST_WEIGHT - 1) * F.max_pool1d(first, FIRST_TOKENS, stride=1))[chosen]
+    heavy = F.max_pool1d(first, FIRST_TOKENS, stride=1).bool() | copied
+    return (1 + (HEAVY - 1) * heavy)[chosen]
 
 
-def loss_of(model: Llama, batch: Batch) -> Tensor:
-    """Return the weighted cross-entropy of the trained tokens; logits are computed for those positions alone."""
+def loss_of(model: Llama, copying: Copying, batch: Batch) -> Tensor:
+    """Return the weighted cross-entropy of the trained tokens, and of the heads that learn to copy.
+
+    Logits are computed for the trained positions alone.
+    """
     ids, labels, mask = batch
+    targets = labels[:, 1:]
+    chosen = targets != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = model(ids, mask)[:, :-1]
-        targets = labels[:, 1:]
-        chosen = targets != IGNORED
-        logits = model.logits(hidden[chosen])
-    weights = weights_of(chosen)
-    return (F.cross_entropy(logits.float(), targets[chosen], reduction="none") * weights).sum() / weights.sum()
+        logits = model.logits(model(ids, mask)[:, :-1][chosen])
+    copied, looking = copying.loss(ids, chosen, mask)
+    weights = weights_of(chosen, copied)
+    wrong = F.cross_entropy(logits.float(), targets[chosen], reduction="none")
+    return (wrong * weights).sum() / weights.sum() + LOOKING_WEIGHT * looking
 
 
 def optimizer_of(model: Llama, rate: float) -> torch.optim.AdamW:
@@ -178,7 +187,7 @@ def save(model: Llama, tokenizer: Tokenizer, target: Path, scratch: Path) -> Non
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, help="choose the steps that fit into this time instead")
     parser.add_argument("--start-from", type=Path, help="folder of a demo model to go on with")
     parser.add_argument("--batch", type=int, default=2, help="rows per step (default %(default)s)")
@@ -197,7 +206,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     lessons, config = load_lessons(), LlamaConfig()
-    tokenizer = train_tokenizer(lessons.prose(args.seed), lessons.definitions(args.seed), config.vocab_size)
+    texts = lessons.prose(args.seed), lessons.structured(args.seed), lessons.values.words()
+    tokenizer = train_tokenizer(*texts, config.vocab_size)
     model = Llama(config)
     if args.start_from:
         start_from(model, tokenizer, args.start_from)
@@ -205,7 +215,7 @@ def main() -> None:
     facts = len(lessons.corpus.facts)
     print(f"{facts} facts, {tokenizer.get_vocab_size()} tokens, {size / 1e6:.2f} million parameters")
     source = batches(rows(lessons, tokenizer, args.length, args.seed), args.batch)
-    loss = partial(loss_of, model)
+    loss = partial(loss_of, model, Copying(model, tokenizer))
     steps = measure_steps(model, loss, next(source), args.minutes) if args.minutes else args.steps
     print(f"training for --steps {steps}", flush=True)
     source = batches(rows(lessons, tokenizer, args.length, args.seed), args.batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ import yaml
 from benchmarks.environments import Home
 from benchmarks.foreign.reasons import Outcome
 from benchmarks.foreign.suites import KEYS, Suite
-from benchmarks.gateway.served import Served, demo_with_tools, serve
+from benchmarks.gateway.served import Served, serve
 from inflight.errors import EngineFailure, InvalidRequest
+from inflight.resources import DEMO
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import free_ports
 from inflight.settings.deployment import FILE_NAME, load_deployment
@@ -47,10 +49,10 @@ class Target:
 
 @contextmanager
 def target(suite: Suite) -> Iterator[Target]:
-    """Serve the demo as a suite names its models, with a chat template that shows tools."""
+    """Serve the demo as a suite names its models."""
     name, *others = suite.models
     with tempfile.TemporaryDirectory(prefix="inflight-foreign-") as folder:
-        checkpoint = demo_with_tools(Path(folder))
+        checkpoint = Path(shutil.copytree(DEMO / "model", Path(folder) / "demo"))
         config = checkpoint / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": _CONTEXT}))
         settings = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from inflight.resources import DEMO, ROOT
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import FILE_NAME, load_deployment
@@ -46,15 +43,6 @@ class Served:
     def logs(self) -> str:
         """Return what both have logged."""
         return "\n".join(path.read_text(errors="replace") for path in (self.server.log_path, self.gateway.log_path))
-
-
-def demo_with_tools(folder: Path) -> Path:
-    """Lay the demo's checkpoint into a folder, with a chat template that shows tools, and return where it is."""
-    model = folder / "demo"
-    shutil.copytree(DEMO / "model", model)
-    path, template = model / "tokenizer_config.json", ROOT / "build/demo/chat_template.jinja"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template.read_text()}))
-    return model
 
 
 @contextmanager

@@ -29,6 +29,7 @@ ENDS = ("<|im_end|>", "<|endoftext|>")
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 Pair = tuple[str, str]
 Near = Callable[[str, str], bool]
+Group = tuple[str, list[Pair], Near]
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def score(model: Llama, tokenizer: Tokenizer, group: str, pairs: list[Pair], is_
 def evaluate(model: Llama, tokenizer: Tokenizer, lessons: Lessons, most: int = 400, seed: int = 1) -> list[Score]:
     """Return the scores of each group of questions, at most `most` of each; a quarter of them of those with tools."""
     model.eval()
-    groups = [(name, pairs, near_text) for name, pairs in of_corpus(lessons, most, seed).items()]
+    groups: list[Group] = [(name, pairs, near_text) for name, pairs in of_corpus(lessons, most, seed).items()]
     groups += of_tools(lessons, most // 4, seed)
     return [score(model, tokenizer, *group) for group in groups]
 
@@ -159,12 +160,12 @@ def of_corpus(lessons: Lessons, most: int, seed: int) -> dict[str, list[Pair]]:
     }
 
 
-def of_tools(lessons: Lessons, count: int, seed: int) -> list[tuple[str, list[Pair], Near]]:
-    """Return questions with tools, and for JSON; words, names and tools in them are drawn anew."""
+def of_tools(lessons: Lessons, count: int, seed: int) -> list[Group]:
+    """Return questions with tools, and for JSON; words, names and tools in them are combined anew."""
     rng, talk = random.Random(seed), lessons.tools
 
-    def asked(kind: Callable[[list[Defined], random.Random], Asked], after: bool = False, unseen: bool = False) -> Pair:
-        tools, messages = talk.define(rng, rng.randint(1, 3), unseen), list[Message]()
+    def asked(kind: Callable[[list[Defined], random.Random], Asked], after: bool = False) -> Pair:
+        tools, messages = talk.define(rng, rng.randint(1, 3)), list[Message]()
         talk.add_turn(messages, kind(tools, rng), rng, stop_at_call=False)
         return pair(segments_of(messages if after else messages[:2], [tool.definition for tool in tools]))
 
@@ -173,7 +174,6 @@ def of_tools(lessons: Lessons, count: int, seed: int) -> list[tuple[str, list[Pa
 
     return [
         ("tools: one call", many(lambda: asked(talk.one)), near_calls),
-        ("tools: one call, unseen names", many(lambda: asked(talk.one, unseen=True)), near_calls),
         ("tools: two calls at once", many(lambda: asked(talk.two)), near_calls),
         ("tools: none fits", many(lambda: asked(talk.none)), no_call),
         ("tools: answer from a result", many(lambda: asked(talk.one, after=True)), near_text),

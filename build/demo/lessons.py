@@ -9,13 +9,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from demo.conversation import Segment, render
+from demo.conversation import Segment
 from demo.corpus import Corpus, examples, load_corpus
 from demo.structured import JsonTalk, thoughtful
 from demo.tools import ToolTalk, read_words
 from demo.values import Values
 
-CONVERSATIONS, OBJECTS, THOUGHTS = 700, 700, 150
+CONVERSATIONS, OBJECTS, THOUGHTS = 800, 500, 150
 """Examples of each kind in one epoch, beside those of the corpus."""
 
 
@@ -26,6 +26,7 @@ class Lessons:
     corpus: Corpus
     tools: ToolTalk
     json: JsonTalk
+    values: Values
 
     def epoch(self, rng: random.Random) -> list[list[Segment]]:
         """Return the examples of one epoch in random order, in new words each time."""
@@ -43,15 +44,16 @@ class Lessons:
             for segments in examples(self.corpus, rng):
                 yield "".join(text for text, _ in segments)
 
-    def definitions(self, seed: int) -> Iterator[str]:
-        """Yield definitions of tools: their words and punctuation are the rest of the vocabulary."""
+    def structured(self, seed: int) -> Iterator[str]:
+        """Yield conversations with tools, and JSON, as text: the rest of the vocabulary is made of it."""
         rng = random.Random(seed)
-        for _ in range(4 * CONVERSATIONS):
-            yield render([], [tool.definition for tool in self.tools.define(rng, 3)])
+        for _ in range(3000):
+            for segments in (self.tools.conversation(rng), self.json.example(rng)):
+                yield "".join(text for text, _ in segments)
 
 
 def load_lessons() -> Lessons:
     """Read the files of `corpus/`."""
     corpus, words = load_corpus(), read_words()
-    values = Values(words["values"] | {"plain": words["made_up"]["words"]})
-    return Lessons(corpus, ToolTalk(corpus, words, values), JsonTalk(corpus, words, values))
+    values = Values(words["values"])
+    return Lessons(corpus, ToolTalk(corpus, words, values), JsonTalk(corpus, words, values), values)

@@ -23,7 +23,7 @@ class JsonTalk:
 
     def example(self, rng: random.Random) -> list[Segment]:
         """Return one question and its answer."""
-        kinds = [self.an_object, self.made_up, self.steps, self.fact]
+        kinds = [self.an_object, self.listed, self.steps, self.fact]
         question, answer = rng.choices(kinds, [50, 30, 12, 8])[0](rng)
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         if rng.random() < 0.2:
@@ -38,10 +38,11 @@ class JsonTalk:
         ask = rng.choice([*entry["asks"], rng.choice(self._words["json_asks"])])
         return self._asked(said, ask, known, rng), to_json(known)
 
-    def made_up(self, rng: random.Random) -> tuple[str, str]:
+    def listed(self, rng: random.Random) -> tuple[str, str]:
         """Return keys and values in a random order, to be copied."""
-        keys = rng.sample(self._words["made_up"]["parameters"], rng.randint(1, 4))
-        known = {key: self._values.pick(["#999", "person", "city", "plain", "plain"], rng) for key in keys}
+        words = self._words["listed"]["strings"] | dict.fromkeys(self._words["listed"]["numbers"], "#99")
+        keys = rng.sample(list(words), rng.randint(1, 4))
+        known = {key: self._values.pick(words[key], rng) for key in keys}
         said = rng.choice([", ", "; "]).join(f"{key} {value}" for key, value in known.items()) + "."
         return self._asked(said, rng.choice(self._words["json_asks"]), known, rng), to_json(known)
 

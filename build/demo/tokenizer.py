@@ -18,8 +18,8 @@ END_OF_TEXT, TURN_START, TURN_END, PAD = SPECIAL = ("<|endoftext|>", "<|im_start
 
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Tokens that are text to whoever reads an answer: tool calls and reasoning are taken out of it by them."""
-DEFINITION_MERGES = 200
-"""How many entries of the vocabulary come from definitions of tools instead of prose."""
+STRUCTURED = 860
+"""How many entries of the vocabulary come from values of arguments and from JSON instead of prose."""
 
 # Words with their leading space, up to three digits, runs of punctuation, runs of space: the usual split of Llama 3.
 SPLIT = (
@@ -28,10 +28,13 @@ SPLIT = (
 )
 
 
-def train_tokenizer(prose: Iterable[str], definitions: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(
+    prose: Iterable[str], structured: Iterable[str], whole: Iterable[str], vocab_size: int
+) -> Tokenizer:
     """Return a byte-level BPE of `vocab_size` entries; any bytes round-trip.
 
-    The special tokens come first, then what is merged in prose, then in definitions of tools, then the markers.
+    The special tokens come first, then what is merged in prose, then what makes each word of `whole` one token, then
+    what is merged in `structured` text, then the markers.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -42,36 +45,52 @@ def train_tokenizer(prose: Iterable[str], definitions: Iterable[str], vocab_size
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - DEFINITION_MERGES - len(MARKERS),
+        vocab_size=vocab_size - STRUCTURED - len(MARKERS),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(prose, trainer)
-    tokenizer.model = _merged_further(tokenizer, definitions)
+    merges = _merges_of(_split(tokenizer, whole, every=1), STRUCTURED)
+    tokenizer.model = _extended(tokenizer, merges)
+    merges = _merges_of(_split(tokenizer, structured), STRUCTURED - len(merges))
+    tokenizer.model = _extended(tokenizer, merges)
     tokenizer.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in MARKERS])
     return tokenizer
 
 
-def _merged_further(tokenizer: Tokenizer, texts: Iterable[str]) -> models.BPE:
-    """Return the BPE with `DEFINITION_MERGES` more merges, of pairs that are frequent in `texts`."""
+def _split(tokenizer: Tokenizer, texts: Iterable[str], every: int | None = None) -> dict[tuple[str, ...], int]:
+    """Return the words of `texts` as tuples of tokens, with their number, or `every` as their number."""
     counts = Counter(word for text in texts for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
-    words = {word: [token.value for token in tokenizer.model.tokenize(word)] for word in counts}
-    state = json.loads(tokenizer.to_str())["model"]
-    vocab, merges = state["vocab"], [tuple(pair) for pair in state["merges"]]
-    for _ in range(DEFINITION_MERGES):
+    return {tuple(t.value for t in tokenizer.model.tokenize(word)): every or n for word, n in counts.items()}
+
+
+def _merges_of(words: dict[tuple[str, ...], int], most: int) -> list[tuple[str, str]]:
+    """Return at most `most` merges of the most frequent pairs, one after the other."""
+    merges: list[tuple[str, str]] = []
+    while len(merges) < most:
         pairs: Counter[tuple[str, str]] = Counter()
-        for word, tokens in words.items():
-            for pair in pairwise(tokens):
-                pairs[pair] += counts[word]
+        for word, count in words.items():
+            for pair in pairwise(word):
+                pairs[pair] += count
+        if not pairs:
+            break
         best = max(pairs, key=lambda pair: (pairs[pair], pair))
         merges.append(best)
-        vocab["".join(best)] = len(vocab)
-        words = {word: _merge(tokens, best) for word, tokens in words.items()}
-    return models.BPE(vocab=vocab, merges=merges)
+        words = {tuple(_merge(word, best)): count for word, count in words.items()}
+    return merges
 
 
-def _merge(tokens: list[str], pair: tuple[str, str]) -> list[str]:
+def _extended(tokenizer: Tokenizer, merges: list[tuple[str, str]]) -> models.BPE:
+    """Return the BPE with more merges after its own."""
+    state = json.loads(tokenizer.to_str())["model"]
+    vocab = state["vocab"]
+    for pair in merges:
+        vocab.setdefault("".join(pair), len(vocab))
+    return models.BPE(vocab=vocab, merges=[*(tuple(pair) for pair in state["merges"]), *merges])
+
+
+def _merge(tokens: Iterable[str], pair: tuple[str, str]) -> list[str]:
     """Return the tokens with each occurrence of `pair` as one."""
     merged: list[str] = []
     for token in tokens:

@@ -1,7 +1,7 @@
 """Conversations with tools: definitions, questions that a tool answers or none does, calls, results and answers.
 
-The families of tools are written by hand in `corpus/_tools.yaml`; made-up tools, names and values beside them let the
-model learn to read definitions instead of knowing them by heart. It does not know token ids or the model.
+The families of tools are written by hand in `corpus/_tools.yaml`. Each goes by a few names, so that the model has to
+read the definitions. It does not know token ids or the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from demo.conversation import Message, Segment, Tool, segments_of, to_json
 from demo.corpus import Corpus, fill_slots
-from demo.values import Value, Values, listed, made_up_name
+from demo.values import Value, Values, listed
 
 TOOLS_FILE = Path(__file__).parent / "corpus" / "_tools.yaml"
 Call = tuple[str, dict[str, Value]]
@@ -26,7 +26,7 @@ class Parameter:
     """One argument: the names that it may have, its kind of value, and whether a question may leave it out."""
 
     names: Sequence[str]
-    value: str | Sequence[str]
+    value: str
     sometimes: bool = False
 
 
@@ -73,7 +73,7 @@ def named(tool: Defined, known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 class ToolTalk:
-    """Writes conversations with tools; `held` takes names that training never has."""
+    """Writes conversations with tools."""
 
     def __init__(self, corpus: Corpus, words: Mapping[str, Any], values: Values) -> None:
         self._corpus = corpus
@@ -81,72 +81,60 @@ class ToolTalk:
         self._values = values
         self._families = [family_of(entry) for entry in words["families"]]
 
-    def define(self, rng: random.Random, count: int, unseen: bool = False) -> list[Defined]:
-        """Return `count` tools of different groups, some made up, in random order."""
+    def define(self, rng: random.Random, count: int) -> list[Defined]:
+        """Return `count` tools of different groups in random order."""
         chosen: list[Family] = []
         while len(chosen) < count:
-            family = self._made_up(rng) if rng.random() < 0.3 else rng.choice(self._families)
+            family = rng.choice(self._families)
             if all(not fits_both(family, other) for other in chosen):
                 chosen.append(family)
-        return [self._defined(family, rng, unseen) for family in chosen]
+        return [self._defined(family, rng) for family in chosen]
 
-    def _made_up(self, rng: random.Random) -> Family:
-        words = self._words["made_up"]
-        verb, thing = rng.choice(words["verbs"]), rng.choice(words["things"])
-        names = rng.sample(words["parameters"], rng.choice([1, 1, 2, 2, 3]))
-        kinds = {name: "#99" if name in ("size", "speed", "level", "age", "price") else "plain" for name in names}
-        said = [f"{name} {{{name}}}" for name in names]
-        target = f"{verb} {rng.choice(['the', 'a'])} {thing}"
-        endings = (f" with {listed(said)}.", f", {listed(said)}.", f": {', '.join(said)}")
-        spelled = [f"{verb}_{thing}", verb + thing.capitalize(), f"{verb}_{thing}", f"do_{verb}_{thing}"]
-        return Family(
-            names=spelled,
-            says=[f"{target.capitalize()}.", f"{verb.capitalize()}s a {thing}.", f"A tool to {target}."],
-            parameters={name: Parameter([name], kind) for name, kind in kinds.items()},
-            asks=[begin + end for begin in (target.capitalize(), f"Please {target}") for end in endings],
-            gives=["ok", {"status": "status"}, {"id": "#999"}, "{status}"],
-            group=f"made up {verb} {thing}",
-        )
-
-    def _defined(self, family: Family, rng: random.Random, unseen: bool) -> Defined:
-        name = rng.choice(family.names)
-        if unseen or rng.random() < 0.2:
-            name = "_".join(rng.sample([name, made_up_name(rng).lower()], 2))
+    def _defined(self, family: Family, rng: random.Random) -> Defined:
         arguments: dict[str, str] = {}
         for role, parameter in family.parameters.items():
-            free = [one for one in parameter.names if one not in arguments.values()]
-            arguments[role] = rng.choice(free)
-        schema = {arguments[role]: self._schema(arguments[role], p, rng) for role, p in family.parameters.items()}
-        function = {"name": name, "description": rng.choice(family.says), "parameters": {"properties": schema}}
-        if rng.random() < 0.1:
-            del function["description"]
+            if not parameter.sometimes or rng.random() < 0.4:
+                arguments[role] = rng.choice(parameter.names)
+        schema = {name: self._schema(name, family.parameters[role].value, rng) for role, name in arguments.items()}
+        name = rng.choice(family.names)
+        function: dict[str, Any] = {"name": name, "parameters": {"properties": schema}}
+        if rng.random() < 0.9:
+            function["description"] = rng.choice(family.says)
         return Defined(family, name, arguments, {"function": function})
 
-    def _schema(self, name: str, parameter: Parameter, rng: random.Random) -> dict[str, Any]:
-        kind = parameter.value
-        numeric = isinstance(kind, str) and kind.startswith("#")
-        schema: dict[str, Any] = {"type": rng.choice(["number", "integer"]) if numeric else "string"}
-        if kind in ("degrees", "state"):
-            schema["enum"] = list(self._values.lists[str(kind)])
+    def _schema(self, name: str, kind: str, rng: random.Random) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "string"}
+        if kind.startswith("#"):
+            schema = rng.choice([{"type": "integer"}, {"type": "number"}, {"maximum": int(kind[1:]), "minimum": 1}])
+        elif kind in ("degrees", "state"):
+            schema["enum"] = list(self._values.lists[kind])
+        elif kind == "city" and rng.random() < 0.15:
+            schema["enum"] = rng.sample(self._values.lists[kind], rng.randint(2, 3))
         style, words = rng.random(), name.replace("_", " ")
-        if style < 0.15:
+        if style < 0.2:
             return {"title": words.title(), **schema}
-        if style < 0.4:
-            said = [f"The {words}.", f"the {words}", f"The {words}, e.g. {self._values.pick(kind, rng)}"]
-            described = {"description": rng.choice(said)}
-            return schema | described if rng.random() < 0.7 else described | schema
+        if style < 0.35:
+            return {**schema, "description": rng.choice([f"The {words}.", f"the {words}"])}
         return schema
 
     def ask(self, tool: Defined, rng: random.Random) -> tuple[str, dict[str, Value]]:
         """Return a question that `tool` answers, and its arguments by role."""
         family = tool.family
-        known = {r: self._values.pick(one.value, rng) for r, one in family.parameters.items() if not one.sometimes}
+        known = {role: self._value(tool, role, rng) for role in tool.arguments}
+        left_out = {role for role in known if family.parameters[role].sometimes and rng.random() < 0.5}
+        known = {role: value for role, value in known.items() if role not in left_out}
         question = self._values.fill(rng.choice(family.asks), known, rng)
         for role, phrases in family.more.items():
-            if rng.random() < 0.3:
-                known[role] = self._values.pick(family.parameters[role].value, rng)
+            if role in known:
                 question += " " + self._values.fill(rng.choice(phrases), known, rng)
         return question, known
+
+    def _value(self, tool: Defined, role: str, rng: random.Random) -> Value:
+        """Return a value of an argument, one of its definition's if that says which there are."""
+        schema = tool.definition["function"]["parameters"]["properties"][tool.arguments[role]]
+        if "enum" in schema:
+            return rng.choice(schema["enum"])
+        return self._values.pick(tool.family.parameters[role].value, rng)
 
     def one(self, tools: Sequence[Defined], rng: random.Random) -> Asked:
         """Return a turn that needs one call."""
@@ -160,7 +148,7 @@ class ToolTalk:
         (question, known), (other, others) = self.ask(first, rng), self.ask(then, rng)
         subject = first.family.subject
         if subject and rng.random() < 0.5:
-            others = known | {subject: self._values.pick(first.family.parameters[subject].value, rng)}
+            others = known | {subject: self._value(first, subject, rng)}
             both = f"{known[subject]} and {rng.choice(['', 'in '] if subject == 'city' else [''])}{others[subject]}"
             question = self._values.fill(rng.choice(first.family.asks), known | {subject: both}, rng)
             return self._plain(Asked(question, [(first, known), (first, others)]), first.family, rng)
@@ -182,7 +170,7 @@ class ToolTalk:
         unknown = self._corpus.unrelated[0]
         absent = [one for one in self._families if all(not fits_both(one, tool.family) for tool in tools)]
         if choice < 0.8 and absent:
-            question, _ = self.ask(self._defined(rng.choice(absent), rng, unseen=False), rng)
+            question, _ = self.ask(self._defined(rng.choice(absent), rng), rng)
         else:
             asks = [one for one in unknown.asks if any(f"{{{s}}}" in one for s in ("person", "food", "animal", "job"))]
             question = fill_slots(rng.choice(asks), rng, self._corpus.phrases)
@@ -210,11 +198,11 @@ class ToolTalk:
 
     def conversation(self, rng: random.Random) -> list[Segment]:
         """Return one conversation of one to four turns about the same tools."""
-        tools = self.define(rng, rng.choices([1, 2, 3, 4], [30, 35, 25, 10])[0])
+        tools = self.define(rng, rng.choices([1, 2, 3], [40, 35, 25])[0])
         messages: list[Message] = []
         if rng.random() < 0.25:
             messages.append({"role": "system", "content": rng.choice(self._corpus.phrases["system"])})
-        thought, turns = "", rng.randint(2, 4)
+        thought, turns = "", rng.randint(1, 3)
         for turn in range(turns):
             kind = rng.choices([self.one, self.two, self.none], [58, 17, 25])[0]
             asked = kind(tools, rng)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from inflight.resources import DEMO
 from tests.gateway.support.gateways import Beside, beside
-from tests.gateway.support.scripted import TEMPLATE
 from tests.gateway.test_agents_server import answer
 from tests.gateway.test_messages_events import replay as replay_message
 from tests.gateway.test_responses_events import replay as replay_items
@@ -43,14 +40,8 @@ MESSAGE: Json = {
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
-    """The demo with a chat template that has tools, in Qwen's format."""
-    directory = tmp_path_factory.mktemp("caller") / "demo"
-    shutil.copytree(DEMO, directory)
-    settings = directory / "model" / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
-    (directory / "model" / "chat_template.jinja").unlink(missing_ok=True)
-    with beside(directory) as running:
+def caller() -> Iterator[Beside]:
+    with beside() as running:
         yield running
 
 

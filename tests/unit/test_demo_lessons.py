@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from inflight.text.chat import ChatTemplate
@@ -54,13 +55,24 @@ def test_training_and_serving_write_the_same() -> None:
     assert "user\n<tool_response>\n18\n</tool_response>\n<tool_response>\n19\n</tool_response><|im_end|>" in served
 
 
-def test_without_tools_the_prompt_is_as_it_was() -> None:
+def test_without_tools_the_prompt_is_chatml() -> None:
     from demo.conversation import CHAT_TEMPLATE
 
-    config = json.loads((ROOT / "deployments/demo/model/tokenizer_config.json").read_text())
-    now, before = ChatTemplate(CHAT_TEMPLATE, {}), ChatTemplate(config["chat_template"], {})
     plain = [*MESSAGES[:2], {"role": "assistant", "content": " Warm. "}, {"role": "user", "content": "And?"}]
-    assert now.render(plain) == before.render(plain)
+    turns = [f"<|im_start|>{message['role']}\n{str(message['content']).strip()}<|im_end|>\n" for message in plain]
+    assert ChatTemplate(CHAT_TEMPLATE, {}).render(plain) == "".join(turns) + "<|im_start|>assistant\n"
+
+
+def test_the_committed_model_is_of_these_lessons() -> None:
+    from demo.conversation import CHAT_TEMPLATE
+    from demo.lessons import load_lessons
+    from demo.tokenizer import train_tokenizer
+
+    folder, lessons = ROOT / "deployments/demo/model", load_lessons()
+    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == CHAT_TEMPLATE
+    tokenizer = train_tokenizer(lessons.prose(0), lessons.structured(0), lessons.values.words(), 4096)
+    committed = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.get_vocab() == committed.get_vocab()
 
 
 def test_calls_name_a_tool_and_only_its_parameters() -> None:
@@ -80,17 +92,52 @@ def test_calls_name_a_tool_and_only_its_parameters() -> None:
     assert calls > 200
 
 
-def test_markers_are_tokens_that_stay_in_the_text() -> None:
+def test_values_and_markers_are_one_token_each() -> None:
+    from demo.copying import words_of
     from demo.lessons import load_lessons
     from demo.tokenizer import MARKERS, train_tokenizer
 
     lessons = load_lessons()
-    tokenizer = train_tokenizer(lessons.prose(0), lessons.definitions(0), 4096)
-    committed = Tokenizer.from_file(str(ROOT / "deployments/demo/model/tokenizer.json")).get_vocab()
+    tokenizer = train_tokenizer(lessons.prose(0), lessons.structured(0), lessons.values.words(), 4096)
     assert tokenizer.get_vocab_size() == 4096
-    kept = [token for token, number in tokenizer.get_vocab().items() if committed.get(token) == number]
-    assert len(kept) > 3800
+    words = words_of(tokenizer)
+    for word in ("Paris", "San", "miles", "42", "get"):
+        [spaced], [bare] = (tokenizer.encode(text).ids[-1:] for text in (f" {word}", word))
+        assert tokenizer.decode([bare]) == word
+        assert words[spaced] == words[bare] >= 0
     text = "".join(MARKERS) + '{"name": "weather"} Größe 🙂'
     ids = tokenizer.encode(text).ids
     assert ids[: len(MARKERS)] == [tokenizer.token_to_id(marker) for marker in MARKERS]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_heads_are_shown_where_a_copied_token_is() -> None:
+    from demo.copying import BEFORE, FOLLOWED, WORD, places
+
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 9]])
+    trained = torch.tensor([[False] * 4 + [True] * 2])
+    seen = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    words = torch.tensor([-1, -1, -1, -1, -1, 1, 2, 3, 4, 3])
+    found = {head: where.nonzero()[:, 1:].tolist() for head, where in places(ids, trained, seen, words).items()}
+    assert found == {BEFORE: [[at, at - 1] for at in range(1, 6)], FOLLOWED: [[4, 1]], WORD: [[4, 1], [5, 2]]}
+
+
+def test_the_heads_learn_to_look_there() -> None:
+    from demo.copying import Copying
+    from demo.llama import Llama, LlamaConfig
+
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=64))
+    copying = Copying(model, Tokenizer.from_file(str(ROOT / "deployments/demo/model/tokenizer.json")))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        ids = torch.randint(64, (8, 12)).repeat(1, 2)
+        mask = torch.ones(8, 1, 24, 24, dtype=torch.bool).tril()
+        model(ids, mask)
+        _, loss = copying.loss(ids, torch.ones(8, 23, dtype=torch.bool), mask)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] / 4

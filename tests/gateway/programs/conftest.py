@@ -10,17 +10,18 @@ import pytest
 
 from benchmarks.clients import CLIENTS
 from benchmarks.environments import Home
-from benchmarks.gateway.served import Served, demo_with_tools, serve
+from benchmarks.gateway.served import Served, serve
 from inflight.errors import InflightError
+from inflight.resources import DEMO
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
-def demo_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo behind the gateway, which wants a key, with a chat template that shows tools."""
+def demo_gateway() -> Iterator[Served]:
+    """The demo behind the gateway, which wants a key."""
     settings = {
-        "model": str(demo_with_tools(tmp_path_factory.mktemp("served"))),
+        "model": str(DEMO / "model"),
         "engine": {"dtype": "float32"},
         "batching": {"max_batch_size": 32},
         "limits": {"default_max_tokens": 160},

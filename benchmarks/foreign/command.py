@@ -36,7 +36,7 @@ def foreign(
     names: Annotated[list[str] | None, typer.Argument(metavar="[SUITE]...", help="vllm, sglang, llama.cpp.")] = None,
     sglang: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="A source tree of SGLang, for its tests."),
+        typer.Option(file_okay=False, help="A source tree of SGLang, for its tests."),
     ] = None,
     kept: Annotated[bool, typer.Option(help="Sort once more what the last run left, and run nothing.")] = False,
     output: Output = None,
@@ -63,6 +63,8 @@ def foreign(
 
 
 def _chosen(names: Sequence[str] | None, sglang: Path | None) -> list[Suite]:
+    if sglang is not None and not sglang.is_dir():
+        raise InvalidRequest(f"--sglang: {sglang} is no folder")
     for name in names or ():
         if name not in suites.SUITES:
             raise InvalidRequest(f"{name!r} is not one of {', '.join(suites.SUITES)}")

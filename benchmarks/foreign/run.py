@@ -127,7 +127,7 @@ def _told(suite: Suite, keep: Path) -> Path:
 def _options(suite: Suite) -> list[str]:
     plugins = [word for name in ("tell", suite.plugin) for word in ("-p", name)]
     limits = ["--timeout", str(_TEST_S), "--continue-on-collection-errors"]
-    return [*plugins, "-p", "no:cacheprovider", "-v", "--tb=line", "-o", "addopts=", *limits]
+    return [*plugins, "--rootdir", ".", "-p", "no:cacheprovider", "-v", "--tb=line", "-o", "addopts=", *limits]
 
 
 def _environment(suite: Suite, root: Path, at: Target, told: Path) -> dict[str, str]:

@@ -23,6 +23,7 @@ AGENTS: Table = table(
     refused("request_id rid", "use the header x-request-id"),
     refused("n best_of num_return_sequences", _ONE_ANSWER, 1),
     refused("echo", "use /v1/completions", False),
+    refused("prompt_logprobs", _ELSEWHERE),
     refused("guided_whitespace_pattern grammar json_schema", "use `guided_json` or `guided_grammar`"),
 )
 """What both APIs do with the fields of chats. Each has fields of its own besides, some in the place of one of these."""

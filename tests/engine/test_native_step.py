@@ -259,7 +259,7 @@ def test_weights_in_int8_cost_little(instruction_set: str) -> None:
         outputs[weights] = torch.as_tensor(logits).log_softmax(-1)
     own, rounded = outputs["checkpoint"], outputs["int8"]
     divergence = float((own.exp() * (own - rounded)).sum(-1).mean())
-    assert 0.0 < divergence < 1e-3
+    assert 0.0 < divergence < 2e-3
 
 
 @each_set

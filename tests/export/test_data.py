@@ -90,10 +90,10 @@ def test_a_long_prompt_loses_its_beginning_and_keeps_its_answer(tokenizer: Token
 
 def test_recall_asks_the_first_question_again(tokenizer: Tokenizer) -> None:
     data = DataSet([Source(HELD_OUT_DATA)], 400)
-    made = recall_examples(data, tokenizer, 512, 6)
+    made = recall_examples(data, tokenizer, 1024, 6)
     assert len(made) == 6
-    assert all(len(example.tokens) <= 512 for example in made)
-    assert len(made[2].tokens) > 0.8 * 512 * 0.9 > len(made[0].tokens)
+    assert all(len(example.tokens) <= 1024 for example in made)
+    assert len(made[2].tokens) > 0.8 * 1024 * 0.9 > len(made[0].tokens)
     for example in made:
         answer = tokenizer.decode(example.completion)
         assert answer in tokenizer.decode(example.prompt)

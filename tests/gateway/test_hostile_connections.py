@@ -51,12 +51,30 @@ def _rest(connection: socket.socket) -> bytes:
     return answer
 
 
-def _send(connection: socket.socket, *parts: bytes, pause_s: float = 0.0) -> None:
-    """Send parts, as far as the server takes them."""
+def _answer(connection: socket.socket) -> bytes:
+    """Return one answer, which says its length; the connection goes on. It is shorter where the connection ends."""
+    head = b""
+    while b"\r\n\r\n" not in head and (more := connection.recv(1 << 16)):
+        head += more
+    length = re.search(rb"content-length: (\d+)\r\n", head)
+    missing = int(length[1]) - len(head.partition(b"\r\n\r\n")[2]) if length else 0
+    parts = [head]
+    with suppress(ConnectionError):
+        while missing > 0 and (more := connection.recv(1 << 20)):
+            parts.append(more)
+            missing -= len(more)
+    return b"".join(parts)
+
+
+def _send(connection: socket.socket, *parts: bytes, pause_s: float = 0.0) -> int:
+    """Send parts, as far as the server takes them; return how many it took."""
+    sent = 0
     with suppress(ConnectionError):
         for part in parts:
             connection.sendall(part)
+            sent += 1
             time.sleep(pause_s)
+    return sent
 
 
 def _get(path: str, *headers: str) -> bytes:
@@ -94,9 +112,10 @@ def test_a_few_trailers_are_read_and_forgotten(alone: Inside) -> None:
     body = b'{"prompt": "a"}'
     chunks = b"%x\r\n%b\r\n0\r\nconnection: close\r\nx-request-id: \xff\r\n\r\n" % (len(body), body)
     with closing(_connect(alone)) as connection:
-        _send(connection, _post("transfer-encoding: chunked"), chunks, _get("/v1/models", "connection: close"))
-        answer = _rest(connection)
+        _send(connection, _post("transfer-encoding: chunked"), chunks)
+        answer = _answer(connection)
     assert _status(answer) == 200
+    assert b"connection: close" not in answer
 
 
 @pytest.mark.parametrize("stray", [b"\r\n", b"\r\n\r\n\r\n", b"x", b"}}}}\r\n\r\n"])
@@ -110,39 +129,35 @@ def test_what_comes_behind_a_request_does_not_cut_its_answer(hasty: Inside, stra
 def test_an_empty_line_behind_a_request_leaves_its_answer_all_its_time(hasty: Inside) -> None:
     with closing(_connect(hasty)) as connection:
         _send(connection, _get("/sleep/3"), b"\r\n", pause_s=0.1)
-        assert _status(connection.recv(1000)) == 200
+        assert _status(_answer(connection)) == 200
 
 
 def test_a_body_that_drips_ends_in_time(hasty: Inside) -> None:
-    began = time.monotonic()
     with closing(_connect(hasty)) as connection:
-        _send(connection, _post("content-length: 1000"), *[b" "] * 600, pause_s=0.1)
+        assert _send(connection, _post("content-length: 1000"), *[b" "] * 600, pause_s=0.1) < 600
         assert _status(_rest(connection)) == 408
-    assert time.monotonic() - began < 50, "it takes a minute"
 
 
 def test_the_rest_of_a_body_that_was_refused_may_not_drip(hasty: Inside) -> None:
-    began = time.monotonic()
     with closing(_connect(hasty)) as connection:
-        _send(connection, _post("content-length: 5000"), *[b" "] * 600, pause_s=0.1)
+        assert _send(connection, _post("content-length: 5000"), *[b" "] * 600, pause_s=0.1) < 600
         assert _status(_rest(connection)) == 413
-    assert time.monotonic() - began < 50, "it takes a minute"
 
 
 def test_an_answer_has_its_own_time_to_be_taken() -> None:
     """The time of the answer before it on the connection is over meanwhile."""
-    with inside(Served("GET", "/big", _big), client_timeout_s=6) as running, closing(_connect(running)) as connection:
-        for wait_s in (0, 4):
-            _send(connection, _get("/big"))
-            time.sleep(wait_s)
-            head = connection.recv(1 << 16)
-            size = len(head.partition(b"\r\n\r\n")[2])
-            while size < BIG:
-                more = connection.recv(1 << 20)
-                assert more, "the connection has ended"
-                size += len(more)
-            time.sleep(3 if not wait_s else 0)
-        assert size == BIG
+    for _ in range(5):  # where the machine stands still, the answer's own time is over too
+        began = time.monotonic()
+        with inside(Served("GET", "/big", _big), client_timeout_s=6) as running, closing(_connect(running)) as one:
+            _send(one, _get("/big"))
+            assert len(_answer(one)) > BIG
+            time.sleep(3)
+            _send(one, _get("/big"))
+            time.sleep(4)
+            whole = len(_answer(one)) > BIG
+        if time.monotonic() - began < 10:
+            break
+    assert whole
 
 
 def test_an_unread_answer_does_not_keep_the_place_of_the_next(hasty: Inside) -> None:
@@ -163,7 +178,7 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Ins
     with closing(_connect(alone)) as connection:
         for _ in range(2):
             _send(connection, _post(offer, f"content-length: {len(body)}"), body)
-            assert _status(connection.recv(1000)) == 200
+            assert _status(_answer(connection)) == 200
         _send(connection, _get("/v1/models", offer, "connection: close"))
         assert _status(_rest(connection)) == 200
 

@@ -138,7 +138,7 @@ def test_tokenizer_info_has_what_evaluation_harnesses_read(alone: Inside) -> Non
     with alone.client() as client:
         said = client.get("/tokenizer_info").json()
     assert said["eos_token"] == "<|im_end|>"
-    assert "message['role']" in said["chat_template"]
+    assert "<|im_start|>assistant" in said["chat_template"]
 
 
 def test_the_page_of_metrics_has_the_families_of_the_table() -> None:

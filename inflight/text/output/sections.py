@@ -138,8 +138,8 @@ class SectionFormat(ChatFormat):
         opening, closing = map(self.word, self.thinking)
         first, rules = opening, [f"THOUGHT: {TEXT}"]
         if self._opening:
-            first = "OPENING"
-            rules.append(f"OPENING: /{self._opening}/")
+            first = "OPENING"  # with little space before it, of which some models would write more and more
+            rules.append(rf"OPENING: /[ \t\r\n]{{0,4}}{escape(self.thinking[0])}/")
         rest = f"THOUGHT {closing}"
         if self.thinking[1] not in self._special:
             rules.append(f"thinking[lazy]: {rest}")

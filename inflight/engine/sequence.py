@@ -240,7 +240,8 @@ class Sequence:
                 output.finish_reason = self.append(one.token, stats)
                 if len(self.tokens) > before:
                     _add_to_output(output, one, self.request)
-                output.error = None if self.guide is None else self.guide.failure(self.generated)
+                if self.guide is not None:
+                    output.error = self.guide.failure(self.generated, ended=output.finish_reason is not None)
             elif self.guide is None or one.token == NAN_LOGITS:
                 output.error = one.error
             else:

@@ -92,12 +92,19 @@ class ChatAnswer:
                 usage = delta.usage
                 said = {"usage": usage_object(usage)} if counts.in_each else {}
                 for choice in self._streamed(states[delta.index], delta):
-                    scores = delta.prompt_scores if first else None
-                    more = await off_loop(partial(self._of_prompt, scores), self._pieces(scores)) if first else {}
-                    first = False
-                    yield chunks.chunk(choice, said | more)
+                    if first:
+                        first = False
+                        write = partial(self._first_chunk, chunks, choice, said, delta.prompt_scores)
+                        yield await off_loop(write, self._pieces(delta.prompt_scores))
+                    else:
+                        yield chunks.chunk(choice, said)
         if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
+
+    def _first_chunk(
+        self, chunks: _ChunkWriter, choice: dict[str, Any], said: dict[str, Any], scores: PromptScores | None
+    ) -> bytes:
+        return chunks.chunk(choice, said | self._of_prompt(scores))
 
     def _pieces(self, scores: PromptScores | None) -> int:
         """Return how much is to be written of the prompt's log-probs."""
@@ -134,14 +141,14 @@ class ChatAnswer:
         return choice | ({"token_ids": ids} if self._returns_ids else {})
 
     def _choice(self, choice: _WholeChoice) -> dict[str, Any]:
-        written = {
+        said = {
             "index": choice.index,
             "message": choice.message(),
             "logprobs": chat_log_probs(choice.log_probs, self._names) if self._log_probs else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
-        return written | ({"token_ids": choice.token_ids} if self._returns_ids else {})
+        return said | ({"token_ids": choice.token_ids} if self._returns_ids else {})
 
     def _shown(self, events: list[OutputEvent]) -> list[OutputEvent]:
         if self._reasons:
@@ -258,7 +265,7 @@ class _ChunkWriter:
 
     def chunk(self, choice: dict[str, Any], more: dict[str, Any]) -> bytes:
         """Return a chunk with one choice."""
-        rest = f",{_json(more)[1:]}" if more else "}"
+        rest = f",{written(more)[1:]}" if more else "}"
         return event(f"{self._begin}[{_json(choice)}]{rest}")
 
     def usage(self, usage: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage
-from inflight.gateway.guides import FieldGuide, read_guide
+from inflight.gateway.guides import FieldGuide, check_guide_size, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.preparing import off_loop, prepared, written
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
@@ -57,6 +57,8 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
         message = f"prompt has {len(prompts)} prompts and n is {fields['n']}; the limit is {MOST_PROMPTS} choices"
         raise invalid(message, "n")
     guide, arguments = read_guide(fields), sampling_arguments(fields, gateway) | {"stream": streams}
+    if gateway.deployment.engine.kind == "pytorch":
+        check_guide_size(guide, gateway.deployment.guided_decoding.max_guide_bytes)
     jobs = [_job(request, fields, gateway, prompt, guide, arguments) for prompt in prompts]
     return fields, jobs, CompletionAnswer(fields, gateway, model, jobs, prompts)
 

@@ -15,7 +15,7 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import internal, invalid
 from inflight.gateway.fields import Fields, Reader, accepted, refused, served, table, unsupported
-from inflight.gateway.preparing import off_loop, prepared
+from inflight.gateway.preparing import off_loop, prepared, written
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
 from inflight.gateway.sampling import request_arguments, truncated
@@ -108,7 +108,7 @@ def _body(head: dict[str, Any], deltas: Sequence[EngineDelta], length: int | Non
         {"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector.tolist()}
         for index, vector in enumerate(vectors)
     ]
-    return json.dumps({**head, "data": data}, separators=(",", ":"))
+    return f'{json.dumps(head, separators=(",", ":"))[:-1]},"data":[{",".join(map(written, data))}]}}'
 
 
 def _vector(delta: EngineDelta, length: int | None) -> np.ndarray:

@@ -22,6 +22,12 @@ class FieldGuide(NamedTuple):
     param: str
 
 
+def check_guide_size(found: FieldGuide | None, max_bytes: int) -> None:
+    """Check a guide that several of the engine's requests will have. Raises ApiError: it is larger than the limit."""
+    if found is not None and (size := len(found.guide.text.encode())) > max_bytes:
+        raise invalid(f"{found.param} has {size} bytes; the limit is {max_bytes}", found.param)
+
+
 def read_guide(fields: Fields) -> FieldGuide | None:
     """Return the guide of a request; None: the answer may be anything.
 

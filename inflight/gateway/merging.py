@@ -24,17 +24,18 @@ async def merged(
     Raises:
         Exception: the first that a stream raises; the others are closed.
     """
-    queue: asyncio.Queue[tuple[int, _Item] | Exception | None] = asyncio.Queue()
+    # Bounded, so that whoever reads this slowly holds up the streams, and not their items.
+    queue: asyncio.Queue[tuple[int, _Item] | Exception | None] = asyncio.Queue(at_once)
     room = asyncio.Semaphore(at_once)
 
     async def read(number: int, stream: AsyncGenerator[_Item, None]) -> None:
         try:
             async with room, aclosing(stream):
                 async for item in stream:
-                    queue.put_nowait((number, item))
-            queue.put_nowait(None)
+                    await queue.put((number, item))
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.create_task(read(number, stream)) for number, stream in enumerate(streams)]
     try:

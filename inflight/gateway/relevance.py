@@ -46,10 +46,10 @@ def rerank_prompts(
     size = sum(map(len, queries)) + sum(map(len, documents)) + len(instruction) * len(documents)
     check_size(gateway, size, param, "characters with the query and the instruction for each")
     try:
-        written = [_text(gateway, instruction, *pair) for pair in zip(queries, documents, strict=True)]
+        texts = [_text(gateway, instruction, *pair) for pair in zip(queries, documents, strict=True)]
     except InvalidRequest as error:
         raise from_inflight(error, param) from None
-    encoded = encode_texts(gateway, written, param, add_special_tokens=False)
+    encoded = encode_texts(gateway, texts, param, add_special_tokens=False)
     return [(ids, f"{param}[{index}]") for index, ids in enumerate(encoded)]
 
 

@@ -50,12 +50,12 @@ class GuidedDecodingSettings(Section):
         50_000, ge=1, description="states of a guide's lexer, each of up to 1 KiB; sequences of one guide share them"
     )
     max_mask_ms: float = Field(
-        2,
+        10,
         gt=0,
         le=60_000,
         allow_inf_nan=False,
         description="milliseconds of CPU time that a mask of one sequence may take on average; a sequence whose last "
-        "five hundred masks take more ends with an error",
+        "hundred masks take more ends with an error",
     )
     mask_threads: int | None = Field(
         None,

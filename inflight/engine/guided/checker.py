@@ -24,8 +24,8 @@ _START_S = 120
 """Seconds after which a process that is not ready has failed."""
 
 
-class TookTooLong(InvalidRequest):
-    """A guide whose compilation was given up. On a machine that is less busy it may be compiled."""
+class GivenUp(InvalidRequest):
+    """A guide whose compilation was given up, or ended its process. At another time it may be compiled."""
 
 
 class Checker:
@@ -53,9 +53,9 @@ class Checker:
                 answer: CheckedGuide | InflightError = connection.recv()
                 return answer
             said = f"guided_decoding_guide takes more than {limit:g} s to compile; it must be simpler"
-            failed: InflightError = TookTooLong(said)
+            failed: InflightError = GivenUp(said)
         except (EOFError, OSError):
-            failed = InvalidRequest("guided_decoding_guide cannot be compiled: it takes too much memory or stack")
+            failed = GivenUp("guided_decoding_guide cannot be compiled: it takes too much memory or stack")
         log.warning("the process that checks guides is ended (%s, %d bytes): %s", guide.kind, len(guide.text), failed)
         self._stop()
         return failed

@@ -14,10 +14,11 @@ from inflight.engine.guided.vocabulary import clear_bit
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
 
-_ROW_ITEMS, _MASK_ITEMS, _MASK_FUEL = 1000, 20_000, 100_000
+_ROW_ITEMS, _MASK_ITEMS, _MASK_FUEL = 2000, 20_000, 100_000
 """Limits of one mask: the items of a row of the parser, those of all rows that the mask looks at, and the fuel of the
-lexer. Together they end a mask after a tenth of a second at most: a row of an ambiguous grammar can take the square of
-its items, and 100,000 of fuel take about 10 ms."""
+lexer. Together they end a mask after some tenths of a second at most: a row of an ambiguous grammar can take the square
+of its items, and 100,000 of fuel take about 10 ms. An object with 400 properties that may be left out needs 1,600 items
+in a row."""
 
 
 @dataclass(frozen=True, slots=True)

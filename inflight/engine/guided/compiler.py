@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from llguidance import LLMatcher
 
 from inflight.engine.guided.check_process import STACK_BYTES
-from inflight.engine.guided.checker import Checker, TookTooLong
+from inflight.engine.guided.checker import Checker, GivenUp
 from inflight.engine.guided.checking import compile_grammar, parser_limits
 from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull
@@ -123,7 +123,7 @@ class GuideCompiler:
         """Keep what has been compiled; drop what has failed in use, and what was kept longest without use."""
         for key, one in [(key, one) for key, one in self._running.items() if one.done.is_set()]:
             del self._running[key]
-            if isinstance(one.result, CompiledGuide | InvalidRequest) and not isinstance(one.result, TookTooLong):
+            if isinstance(one.result, CompiledGuide | InvalidRequest) and not isinstance(one.result, GivenUp):
                 self._kept[key] = one
         for key, one in list(self._kept.items()):
             if isinstance(one.result, CompiledGuide) and one.result.failed:
@@ -207,7 +207,7 @@ class _Worker:
             return CompiledGuide(matcher, vocabulary, self._settings, checked.heap_bytes)
         except InflightError as error:
             return error
-        except Exception:
+        except BaseException:  # what Rust panics with is no Exception
             log.exception("a guide could not be compiled")
             return EngineFailure("the guide could not be compiled; the server's log says why")
 

@@ -12,7 +12,7 @@ from inflight.engine.guided.vocabulary import Vocabulary, clear_bit, has_bit, se
 from inflight.errors import InflightError, InvalidRequest
 from inflight.sampling import SamplingParams
 
-_AHEAD = 500
+_AHEAD = 100
 """Masks whose time a sequence may take at once: lexers make their states as a text first comes to them."""
 
 
@@ -67,13 +67,16 @@ class GuideState:
         """Return whether the guide is complete and allows nothing more."""
         return self._holds and self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def failure(self, generated: int) -> InflightError | None:
-        """Return the error of a guide that cannot be followed, or that is over before ``min_tokens``; or None."""
+    def failure(self, generated: int, *, ended: bool = False) -> InflightError | None:
+        """Return the error of a guide that cannot be followed, or that is over before ``min_tokens``; or None.
+
+        What its masks took is no error of a text that has ``ended``.
+        """
         if self._matcher.is_error():
             self._compiled.failed = True
             reason = " ".join(self._matcher.get_error().split())[:200] or "a limit was passed"
             return InvalidRequest(f"guided_decoding_guide cannot be followed any further: {reason}")
-        if self._budget.is_spent:
+        if self._budget.is_spent and not ended:
             return InvalidRequest(
                 f"guided_decoding_guide cannot be followed any further: after {generated} tokens its masks take "
                 f"more than {self._compiled.settings.max_mask_ms:g} ms of CPU time on average; it must be simpler"

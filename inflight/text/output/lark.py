@@ -119,7 +119,7 @@ def json_schema(schema: Any) -> str:
 
 def escape(text: str) -> str:
     """Return the regular expression of a text, between slashes of Lark."""
-    return re.escape(text).replace("/", "\\/").replace("\n", "\\n")
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")
 
 
 def counts(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:

@@ -67,12 +67,17 @@ def _hanging(compiler: GuideCompiler) -> Iterator[int]:
 
 
 def test_a_compilation_that_hangs_is_ended_and_the_next_one_works() -> None:
-    compiler = _compiler(compile_timeout_s=5)
+    compiler = _compiler()
+    [checker] = compiler._worker._checkers
+    checker._settings = GuidedDecodingSettings(compile_timeout_s=5)
     with _hanging(compiler) as pid:
         hung = compiler.ask(_regex("a"))
         said = _result(compiler, hung)
     assert isinstance(said, InvalidRequest)
     assert "guided_decoding_guide takes more than 5 s to compile" in str(said)
+    checker._settings = GuidedDecodingSettings(
+        compile_timeout_s=WAIT_S
+    )  # a busy machine may take longer than those 5 s
     assert isinstance(_result(compiler, compiler.ask(_regex("b"))), CompiledGuide)
     assert _pid(compiler) != pid
     assert isinstance(_result(compiler, compiler.ask(_regex("a"))), CompiledGuide), "it is tried again"
@@ -256,7 +261,7 @@ def test_warming_up_starts_the_process() -> None:
 
 
 def test_masks_that_take_ever_longer_end_their_request_alone() -> None:
-    settings = GuidedDecodingSettings(max_mask_ms=0.1)
+    settings = GuidedDecodingSettings(max_mask_ms=1)
     engine = load(checkpoint("llama"), byte_tokenizer(), max_batch_size=8, num_blocks=1024, guided_decoding=settings)
     neighbours = [ask(PROMPT, 60, temperature=1.0, seed=3), _guided(_regex("[a-z]{60}"), seed=3)]
     slow, *beside = _run(
@@ -264,7 +269,7 @@ def test_masks_that_take_ever_longer_end_their_request_alone() -> None:
     )
     assert isinstance(slow.error, InvalidRequest)
     assert "guided_decoding_guide cannot be followed any further" in str(slow.error)
-    assert "0.1 ms of CPU time on average" in str(slow.error)
+    assert "1 ms of CPU time on average" in str(slow.error)
     assert slow.finish_reason is None
     assert 20 < len(slow.tokens) < 400
     assert [one.finish_reason for one in beside] == [FinishReason.LENGTH, FinishReason.STOP]

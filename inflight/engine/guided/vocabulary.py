@@ -38,12 +38,12 @@ class Vocabulary:
         ``threads`` compute the masks of a step; None: one for every two cores, at most ``_MOST_THREADS``.
         """
         self.size = size
-        self._special = frozenset(token for token in range(size) if tokenizer.token_bytes[token] is None)
         self.end = size
         """The token that stands for the end; no model makes it."""
         self.words = (size + WORD) // WORD
         """Words of a mask: a bit for each token and one for the end."""
         self.table = TokenTable(tokenizer, size)
+        self._special = frozenset(self.table.special_token_ids)
         self.tokens = self.table.tokenizer()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = threads or max(1, min(cores // 2, _MOST_THREADS))

@@ -25,8 +25,8 @@ _NAME = re.compile(r"[^>\n]*")
 class XmlCallReader:
     """Reads one call behind ``<function=``.
 
-    A value that the output ends in leaves the call open. A call whose last value is whole is complete, even if its
-    closing tags are missing: what follows is content.
+    Where the output ends before the closing tags, the call stays open. Where other text follows a whole value, the call
+    is complete even if its closing tags are missing, and that text is content.
     """
 
     def __init__(self, scanner: Scanner, tools: dict[str, Tool], *, wrapped: bool) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
-from inflight.text.chat import ChatTemplate
-from inflight.text.output.families import HermesFormat
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
-from tests.gateway.support.gateways import Inside, inside
-from tests.gateway.support.scripted import TEMPLATE
+from tests.gateway.support.gateways import Inside
+from tests.gateway.support.scripted import served_by
 
 
 @dataclass
@@ -129,18 +127,7 @@ def _likeliest(scored: tuple[int, float], count: int) -> list[tuple[int, float]]
 
 @contextmanager
 def drawn_engine(**settings: Any) -> Iterator[tuple[Inside, Drawn]]:
-    """Serve the demo with Qwen's format of calls and reasoning, and an engine that generates what is drawn."""
+    """Serve the demo with an engine that generates what is drawn."""
     drawn = Drawn()
-    with inside(ready=True, **settings) as running:
-        tokenizer = running.gateway.tokenizer
-        engine: Any = DrawnEngine(tokenizer, drawn)
-        chat_format = HermesFormat(tokenizer)
-        chat_format.has_reasoning = True
-        app: Any = running.server.config.app
-        app.state.gateway = replace(
-            running.gateway,
-            chat_template=ChatTemplate(TEMPLATE, {}),
-            chat_format=chat_format,
-            engine=engine,
-        )
+    with served_by(lambda tokenizer: DrawnEngine(tokenizer, drawn), **settings) as running:
         yield running, drawn

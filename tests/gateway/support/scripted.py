@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,12 +96,10 @@ def _sizes(count: int, seed: int | None) -> Iterator[int]:
 
 
 @contextmanager
-def scripted(**settings: Any) -> Iterator[tuple[Inside, Script]]:
-    """Serve the demo with Qwen's format of calls and reasoning, and an engine that follows the script."""
-    script = Script()
+def served_by(make_engine: Callable[[Tokenizer], Any], **settings: Any) -> Iterator[Inside]:
+    """Serve the demo with Qwen's format of calls and reasoning, and another engine."""
     with inside(ready=True, **settings) as running:
         tokenizer = running.gateway.tokenizer
-        engine: Any = ScriptedEngine(tokenizer, script)
         chat_format = HermesFormat(tokenizer)
         chat_format.has_reasoning = True
         app: Any = running.server.config.app
@@ -109,6 +107,14 @@ def scripted(**settings: Any) -> Iterator[tuple[Inside, Script]]:
             running.gateway,
             chat_template=ChatTemplate(TEMPLATE, {}),
             chat_format=chat_format,
-            engine=engine,
+            engine=make_engine(tokenizer),
         )
+        yield running
+
+
+@contextmanager
+def scripted(**settings: Any) -> Iterator[tuple[Inside, Script]]:
+    """Serve the demo with an engine that follows the script."""
+    script = Script()
+    with served_by(lambda tokenizer: ScriptedEngine(tokenizer, script), **settings) as running:
         yield running, script

@@ -26,7 +26,8 @@ def test_they_are_distinct_below_those_of_outgoing_connections_and_free() -> Non
 def test_another_process_looks_elsewhere() -> None:
     code = "import os; from inflight.serve.server import free_ports; print(os.getpid(), *free_ports(20))"
     pid, *theirs = map(int, subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert pid % 700 == os.getpid() % 700 or not set(theirs) & set(free_ports(20))
+    ours = {port for _ in range(10) for port in free_ports(3)}  # few at once: servers of other tests may have some
+    assert pid % 700 == os.getpid() % 700 or not set(theirs) & ours
 
 
 def test_too_many_are_refused() -> None:

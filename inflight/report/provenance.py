@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -26,8 +27,12 @@ def source_line(command: str) -> str:
     return f"{command}; commit {made['commit']}, {made['machine']}, {made['date']}"
 
 
+@functools.cache
 def _commit() -> str:
-    """Return the checkout's commit; the version, where Inflight was installed from a wheel."""
+    """Return the checkout's commit; the version, where Inflight was installed from a wheel.
+
+    It is asked once: results that a process writes into the checkout do not change what was measured.
+    """
     if CHECKOUT is None:
         return VERSION
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12"]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -43,6 +43,20 @@ TENSOR_OF = {
 """The fields of SamplingParams that the engine stage calls by another name."""
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; the hook of Python's reader, which would take the last of equal keys.
+
+    Raises:
+        ValueError: naming a key that comes twice.
+    """
+    made = dict[str, Any]()
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"it has the key {key[:100]!r} twice in one object")
+        made[key] = value
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Guide:
     """What the generated text must be: any JSON, or what a schema, an expression, a grammar, tags or choices say."""
@@ -70,7 +84,7 @@ class Guide:
         _require(len(start_ids) <= MAX_GUIDE_START_IDS, "guide_start_ids: the number of ids", len(start_ids), limit)
         if kind in _JSON_GUIDES:
             try:
-                json.loads(text or "")
+                json.loads(text or "", object_pairs_hook=unique_keys)
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
         return cls(cast(GuideKind, kind), text or "", start_ids)

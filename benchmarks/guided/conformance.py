@@ -18,8 +18,8 @@ from llguidance import LLMatcher
 
 from benchmarks.guided.suites import Case
 from benchmarks.result import Result
-from inflight.engine.guided.checking import parser_limits
 from inflight.engine.guided.grammar import Grammars
+from inflight.engine.guided.guide_check import parser_limits
 from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.errors import InvalidRequest
 from inflight.resources import DEMO

@@ -24,7 +24,8 @@ class GuidedDecodingSettings(Section):
         gt=0,
         le=600,
         allow_inf_nan=False,
-        description="seconds that the compilation of one guide may take, from its beginning",
+        description="seconds of CPU time that the check of one guide may take; by the clock five times as many, and ten "
+        "more",
     )
     compile_threads: int = Field(
         2,
@@ -40,8 +41,8 @@ class GuidedDecodingSettings(Section):
     cached_bytes: int = Field(
         512 << 20,
         ge=0,
-        description="bytes of memory that the guides that are kept may take, as estimated from above; the least "
-        "recently used go first",
+        description="bytes of memory that the guides that are kept may take, as estimated; the least recently used go "
+        "first",
     )
     max_grammar_size: int = Field(
         200_000, ge=1, description="symbols of a guide's grammar; a larger grammar takes longer to compile"
@@ -56,10 +57,4 @@ class GuidedDecodingSettings(Section):
         allow_inf_nan=False,
         description="milliseconds of CPU time that a mask of one sequence may take on average; a sequence whose last "
         "hundred masks take more ends with an error",
-    )
-    mask_threads: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="threads that compute a step's masks; null: one for every two cores, at most 8",
     )

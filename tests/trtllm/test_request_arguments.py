@@ -213,6 +213,7 @@ def test_guided_decoding_params(fake: None, kind: str, text: str | None, expecte
         ("regex", None, "guided_decoding_guide is ''; it must be given"),
         ("json", "{}", "guided_decoding_guide is '{}'"),
         ("json_schema", "{", "guided_decoding_guide is not valid JSON"),
+        ("json_schema", '{"const": 1, "const": 2}', "is not valid JSON: it has the key 'const' twice in one object"),
     ],
 )
 def test_guided_decoding_params_wrong(kind: str | None, text: str | None, said: str) -> None:

@@ -226,3 +226,9 @@ def test_schemas_keep_their_text() -> None:
 
     assert made.guide is not None
     assert json.loads(made.guide.text) == SCHEMA
+
+
+def test_a_schema_as_json_text_may_not_repeat_a_key() -> None:
+    text = '{"type": "object", "properties": {"city": {"type": "null", "type": "string"}}}'
+    with pytest.raises(ApiError, match="guided_json is a string that is not valid JSON: it has the key 'type' twice"):
+        guide_of(HERMES, guided_json=text)

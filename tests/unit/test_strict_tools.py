@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.engine.guided.lark import checked_lark
+from inflight.engine.guided.lark_guide import checked_lark
 from inflight.errors import InvalidRequest
 from inflight.text.output.find import find_chat_format
 from inflight.text.output.tools import Tool, ToolChoice

@@ -3,7 +3,8 @@
     python -m inflight.engine.guided.check_process FILE_DESCRIPTOR
 
 The descriptor is of a connection. By it come the tokens and the limits, then guides; each is answered by a
-``CheckedGuide`` or by the error that it is refused with. When the connection ends, the process does.
+``CheckedGuide`` or by the error that it is refused with. When the connection ends, the process does. A check that takes
+more CPU time than it may ends the process by the signal SIGPROF.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from llguidance import LLParserLimits, LLTokenizer
 
-from inflight.engine.guided.checking import CheckedGuide, check_guide, parser_limits
+from inflight.engine.guided.guide_check import CheckedGuide, checked_guide, parser_limits
 from inflight.errors import EngineFailure, InflightError
 from inflight.sampling import Guide
 
@@ -34,12 +38,13 @@ _MEMORY_BYTES = 1 << 30
 def main() -> None:
     """Check what comes, one after the other, until the connection ends."""
     connection: Connection = Connection(int(sys.argv[1]))
-    table, *limited = connection.recv()
+    table, seconds, *limited = connection.recv()
     tokens, limits = table.tokenizer(), parser_limits(*limited)
     guides: SimpleQueue[Guide] = SimpleQueue()
     threading.stack_size(STACK_BYTES)
     # The connection is read while a guide is checked, so that its end ends the process at once.
-    threading.Thread(target=_work, args=(connection, guides, tokens, limits), name="guides", daemon=True).start()
+    work = partial(_work, connection, guides, seconds, partial(_outcome, tokens=tokens, limits=limits))
+    threading.Thread(target=work, name="guides", daemon=True).start()
     _limit_memory()
     connection.send(None)  # it is ready
     try:
@@ -49,14 +54,23 @@ def main() -> None:
         os._exit(0)
 
 
-def _work(connection: Connection, guides: SimpleQueue[Guide], tokens: LLTokenizer, limits: LLParserLimits) -> None:
+def _work(
+    connection: Connection,
+    guides: SimpleQueue[Guide],
+    seconds: float,
+    outcome: Callable[[Guide], CheckedGuide | InflightError],
+) -> None:
     while True:
-        connection.send(_outcome(guides.get(), tokens, limits))
+        guide = guides.get()
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time, of all threads
+        answer = outcome(guide)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send(answer)
 
 
 def _outcome(guide: Guide, tokens: LLTokenizer, limits: LLParserLimits) -> CheckedGuide | InflightError:
     try:
-        return check_guide(guide, tokens, limits)
+        return checked_guide(guide, tokens, limits)
     except InflightError as error:
         return error
     except BaseException:  # what Rust panics with is no Exception

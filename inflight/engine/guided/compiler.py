@@ -8,6 +8,8 @@ first, which may hang or crash; only what it survives is compiled in this one.
 from __future__ import annotations
 
 import logging
+import math
+import sys
 import threading
 import time
 import weakref
@@ -18,8 +20,8 @@ from dataclasses import dataclass, field
 from llguidance import LLMatcher
 
 from inflight.engine.guided.check_process import STACK_BYTES
-from inflight.engine.guided.checker import Checker, GivenUp
-from inflight.engine.guided.checking import compile_grammar, parser_limits
+from inflight.engine.guided.check_process_handle import CheckProcess, GivenUp
+from inflight.engine.guided.guide_check import compile_grammar, heap_bytes, parser_limits
 from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull
 from inflight.sampling import Guide
@@ -32,6 +34,8 @@ _STATE_BYTES = 1 << 10
 """A state of a lexer takes less, with its transitions: 400 to 700 bytes were measured."""
 _GROWN_BYTES_PER_S = 200_000_000
 """A lexer grows by less in a second of masks; this much was measured with the expressions that make it grow fastest."""
+_GIVEN_UP_S = 60
+"""So long a guide whose check was given up is refused at once. It would hold a process that checks guides again."""
 _Key = tuple[str, str]
 
 
@@ -62,6 +66,10 @@ class Compilation:
     guide: Guide
     waiting: int = 0
     """How many requests wait for it; with none it is not begun any more."""
+    client_id: str = ""
+    """The client whose requests wait for it; "": it is not known, or there are several. The worker writes it."""
+    kept_until_s: float = math.inf
+    """Until when it is kept, by the monotonic clock."""
     result: CompiledGuide | InflightError | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -80,6 +88,8 @@ class GuideCompiler:
         self._kept: OrderedDict[_Key, Compilation] = OrderedDict()
         """The compilations that have ended, and whose guides are kept; the latest used is the last."""
         self._running: dict[_Key, Compilation] = {}
+        self._least_heap_bytes = sys.maxsize
+        """The smallest size of the heap that was seen since guides were kept."""
         self._worker = worker = _Worker(make_vocabulary, settings)
         # The threads know the worker and not the compiler, so that they end with it.
         threads = [
@@ -88,8 +98,11 @@ class GuideCompiler:
         _start_with_stack(threads)
         weakref.finalize(self, _end, worker, threads)
 
-    def ask(self, guide: Guide) -> Compilation:
-        """Return the compilation of a guide, which is begun unless it is kept or under way; ``give_up`` if not used."""
+    def ask(self, guide: Guide, client_id: str = "") -> Compilation:
+        """Return the compilation of a guide, which is begun unless it is kept or under way; ``give_up`` if not used.
+
+        ``client_id``: of the client that asks for it; "": it is not known.
+        """
         self._settle()
         key = (guide.kind, guide.text)
         if (kept := self._kept.get(key)) is not None:
@@ -97,8 +110,10 @@ class GuideCompiler:
             return kept
         if (running := self._running.get(key)) is not None:
             running.waiting += 1
+            if running.client_id != client_id:
+                self._worker.share(running)
             return running
-        made = Compilation(guide, waiting=1)
+        made = Compilation(guide, waiting=1, client_id=client_id)
         if self._worker.put(made):
             self._running[key] = made
         else:
@@ -121,16 +136,25 @@ class GuideCompiler:
 
     def _settle(self) -> None:
         """Keep what has been compiled; drop what has failed in use, and what was kept longest without use."""
+        now = time.monotonic()
         for key, one in [(key, one) for key, one in self._running.items() if one.done.is_set()]:
             del self._running[key]
-            if isinstance(one.result, CompiledGuide | InvalidRequest) and not isinstance(one.result, GivenUp):
+            if isinstance(one.result, GivenUp):
+                one.kept_until_s = now + _GIVEN_UP_S
+            if isinstance(one.result, CompiledGuide | InvalidRequest):
                 self._kept[key] = one
         for key, one in list(self._kept.items()):
-            if isinstance(one.result, CompiledGuide) and one.result.failed:
+            if one.kept_until_s <= now or (isinstance(one.result, CompiledGuide) and one.result.failed):
                 del self._kept[key]
-        size = sum(one.bytes for one in self._kept.values())
-        while len(self._kept) > self._settings.cached_guides or size > self._settings.cached_bytes:
-            size -= self._kept.popitem(last=False)[1].bytes
+        while len(self._kept) > self._settings.cached_guides or self._kept_bytes() > self._settings.cached_bytes:
+            self._kept.popitem(last=False)
+
+    def _kept_bytes(self) -> int:
+        """Return most bytes that the kept guides can take: no more than each might, nor than the heap has grown by."""
+        heap = heap_bytes()
+        self._least_heap_bytes = min(self._least_heap_bytes, heap)
+        might = sum(one.bytes for one in self._kept.values())
+        return min(might, heap - self._least_heap_bytes) if heap else might
 
 
 class _Worker:
@@ -139,10 +163,12 @@ class _Worker:
     def __init__(self, make_vocabulary: Callable[[], Vocabulary], settings: GuidedDecodingSettings) -> None:
         self._settings = settings
         self._changed = threading.Condition()
-        """Guards the queue and the checkers."""
+        """Guards the queue, what is under way, and the processes."""
         self._queue: dict[Compilation, None] = {}
-        self._checkers: list[Checker] = []
-        self._idle: list[Checker] = []
+        self._under_way: dict[Compilation, str] = {}
+        """Those that are being compiled, and their clients."""
+        self._processes: list[CheckProcess] = []
+        self._idle: list[CheckProcess] = []
         self._closed = False
         self._make_vocabulary = make_vocabulary
         self._making_vocabulary = threading.Lock()
@@ -158,6 +184,12 @@ class _Worker:
             self._changed.notify()
             return True
 
+    def share(self, job: Compilation) -> None:
+        """Say that another client waits for a job too."""
+        with self._changed:
+            job.client_id = ""
+            self._changed.notify()
+
     def take_back(self, job: Compilation) -> bool:
         """Take a job out of the queue; return whether it was still there."""
         with self._changed:
@@ -168,8 +200,8 @@ class _Worker:
         with self._changed:
             self._closed = True
             self._queue.clear()
-            for checker in self._checkers:
-                checker.close()
+            for process in self._processes:
+                process.close()
             self._changed.notify_all()
 
     def work(self) -> None:
@@ -180,26 +212,34 @@ class _Worker:
             log.exception("the vocabulary of guides could not be made; each guide will try again")
         while (job := self._next()) is not None:
             job.result = self._compile(job.guide)
+            with self._changed:
+                del self._under_way[job]
             job.done.set()
 
     def _next(self) -> Compilation | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            if self._closed:
+            self._changed.wait_for(lambda: self._first() is not None or self._closed)
+            job = self._first()
+            if self._closed or job is None:
                 return None
-            job = next(iter(self._queue))
             del self._queue[job]
+            self._under_way[job] = job.client_id
             return job
+
+    def _first(self) -> Compilation | None:
+        """Return the first job whose client has no other under way: guides of one client do not hold all threads."""
+        clients = set(self._under_way.values()) - {""}
+        return next((job for job in self._queue if job.client_id not in clients), None)
 
     def _compile(self, guide: Guide) -> CompiledGuide | InflightError:
         try:
             vocabulary = self._shared_vocabulary()
-            checker = self._take_checker(vocabulary)
+            process = self._take_process(vocabulary)
             try:
-                checked = checker.check(guide)
+                checked = process.check(guide)
             finally:
                 with self._changed:
-                    self._idle.append(checker)
+                    self._idle.append(process)
             if isinstance(checked, InflightError):
                 return checked
             matcher = compile_grammar(checked.grammar, vocabulary.tokens, self._limits)
@@ -211,16 +251,16 @@ class _Worker:
             log.exception("a guide could not be compiled")
             return EngineFailure("the guide could not be compiled; the server's log says why")
 
-    def _take_checker(self, vocabulary: Vocabulary) -> Checker:
-        """Return a checker that no other thread uses, if there is one that has been used before."""
+    def _take_process(self, vocabulary: Vocabulary) -> CheckProcess:
+        """Return a process that no other thread uses, if there is one that has been used before."""
         with self._changed:
             if self._idle:
                 return self._idle.pop()
-            checker = Checker(vocabulary.table, self._settings)
-            self._checkers.append(checker)
+            process = CheckProcess(vocabulary.table, self._settings)
+            self._processes.append(process)
             if self._closed:
-                checker.close()
-            return checker
+                process.close()
+            return process
 
     def _shared_vocabulary(self) -> Vocabulary:
         with self._making_vocabulary:

@@ -48,7 +48,7 @@ def next_masks(guides: Sequence[GuideState]) -> np.ndarray:
     masks = np.tile(vocabulary.everything(), (len(guides), 1))
     held = [(place, guide, guide.matcher) for place, guide in enumerate(guides) if guide.matcher is not None]
     if held:
-        made, seconds = vocabulary.timed_masks([matcher for *_, matcher in held])
+        made, seconds = vocabulary.masks([matcher for *_, matcher in held])
         masks[[place for place, *_ in held]] = made
         for (_, guide, _), taken in zip(held, seconds, strict=True):
             guide.charge(taken)

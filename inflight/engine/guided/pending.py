@@ -18,7 +18,7 @@ POLL_S = 0.001
 
 def pending_guides(tokenizer: Tokenizer, vocab_size: int, settings: GuidedDecodingSettings) -> PendingGuides:
     """Return what an engine's guided requests wait in; ``vocab_size``: the model's."""
-    return PendingGuides(GuideCompiler(lambda: Vocabulary(tokenizer, vocab_size, settings.mask_threads), settings))
+    return PendingGuides(GuideCompiler(lambda: Vocabulary(tokenizer, vocab_size), settings))
 
 
 class PendingGuides:
@@ -37,7 +37,7 @@ class PendingGuides:
         """Have the guide of a sequence compiled."""
         guide = sequence.request.sampling.guide
         assert guide is not None
-        self.waiting[sequence] = self._compiler.ask(guide)
+        self.waiting[sequence] = self._compiler.ask(guide, sequence.request.client_id)
 
     def discard(self, sequence: Sequence) -> None:
         """Forget a sequence that ends, if it waits here."""

@@ -7,36 +7,26 @@ the text may end, whichever ids end the request.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 if TYPE_CHECKING:  # what checks guides does not need it
     from inflight.text.tokenizer import Tokenizer
 
-_MOST_THREADS = 8
-_FEW = 4
-"""So many masks are computed faster on this thread than they are handed to others."""
 WORD = 32
 """Bits of a mask's words."""
-_SLOW_S = 0.001
-"""Masks of a step that take longer are measured one by one in the next step."""
 
 
 class Vocabulary:
     """The tokens of a model, shared by all guides."""
 
-    def __init__(self, tokenizer: Tokenizer, size: int, threads: int | None = None) -> None:
-        """``size``: the model's, which may be more than the tokenizer's; tokens without a text are never allowed.
-
-        ``threads`` compute the masks of a step; None: one for every two cores, at most ``_MOST_THREADS``.
-        """
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        """``size``: the model's, which may be more than the tokenizer's; tokens without a text are never allowed."""
         self.size = size
         self.end = size
         """The token that stands for the end; no model makes it."""
@@ -45,49 +35,22 @@ class Vocabulary:
         self.table = TokenTable(tokenizer, size)
         self._special = frozenset(self.table.special_token_ids)
         self.tokens = self.table.tokenizer()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = threads or max(1, min(cores // 2, _MOST_THREADS))
-        self._executor = LLExecutor(threads) if threads > 1 else None
-        self._slow = False
-        """Whether the masks before took long."""
 
-    def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
-        """Return what each matcher allows next: int32 ``[n, words]``, a bit for each token, the lowest bit first."""
-        return self.timed_masks(matchers)[0]
+    def masks(self, matchers: Sequence[LLMatcher]) -> tuple[np.ndarray, list[float]]:
+        """Return what each matcher allows next, and the seconds of CPU time that each mask has taken.
 
-    def timed_masks(self, matchers: Sequence[LLMatcher]) -> tuple[np.ndarray, list[float]]:
-        """Return what each matcher allows next, and the seconds that each mask has taken.
+        One thread computes them: matchers of one guide share a lexer, which one mask has for itself while it is made.
 
-        Usually these are equal shares of a short time. Only where a step's masks take long are those of the next one
-        measured, one by one and in CPU time, so that the slow one is known, and what else the machine does is not taken
-        for its fault.
+        Returns:
+            int32 ``[n, words]``, a bit for each token, the lowest bit first; and ``n`` times.
         """
         masks = np.zeros((len(matchers), self.words), np.int32)
-        began = time.perf_counter()
-        seconds: list[float] = []
-        if self._slow:
-            seconds = self._fill_measured(matchers, masks)
-        else:
-            self._fill(matchers, masks)
-        taken = time.perf_counter() - began
-        self._slow = taken > _SLOW_S
-        return masks, seconds or [min(taken, _SLOW_S) / len(matchers)] * len(matchers)
-
-    def _fill_measured(self, matchers: Sequence[LLMatcher], masks: np.ndarray) -> list[float]:
-        """Fill the masks one by one; return the CPU time that each has taken."""
+        address, row_bytes = masks.ctypes.data, masks.strides[0]
         times = [time.thread_time()]
         for row, matcher in enumerate(matchers):
-            fill_next_token_bitmask(matcher, masks, row)
+            matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
             times.append(time.thread_time())
-        return [end - begin for begin, end in pairwise(times)]
-
-    def _fill(self, matchers: Sequence[LLMatcher], masks: np.ndarray) -> None:
-        if self._executor is None or len(matchers) <= _FEW:
-            for row, matcher in enumerate(matchers):
-                fill_next_token_bitmask(matcher, masks, row)
-        else:
-            pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
-            fill_next_token_bitmask_par(self._executor, pairs, masks)
+        return masks, [end - begin for begin, end in pairwise(times)]
 
     def has_text(self, token: int) -> bool:
         """Return whether a token is a part of texts; others are special, and stand in a text only by their names."""

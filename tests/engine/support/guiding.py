@@ -13,17 +13,20 @@ import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from inflight.engine.guided.compiler import CompiledGuide
+from inflight.engine.guided.compiler import Compilation, CompiledGuide, GuideCompiler
 from inflight.engine.guided.grammar import Grammars
 from inflight.engine.guided.masks import next_masks
 from inflight.engine.guided.state import GuideState
 from inflight.engine.guided.vocabulary import Vocabulary
+from inflight.errors import InflightError
 from inflight.sampling import Guide, SamplingParams
+from inflight.settings.guided import GuidedDecodingSettings
 from inflight.text.checkpoint import TextConfig
 from inflight.text.tokenizer import Tokenizer
 from tests.engine.support.checkpoints import VOCAB
 
 _JOINED = ('{"', '":', '",', ', "', '": "', "tr", "ue", "fa", "ls", "nu", "ll", "12", "ab", "abc")
+COMPILE_WAIT_S = 120
 END_NAME, OTHER_NAME = "<|end|>", "<|other|>"
 
 
@@ -82,6 +85,26 @@ def allowed(state: GuideState) -> list[int]:
     """Return the tokens that a guide allows next."""
     [mask] = next_masks([state])
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=VOCAB, bitorder="little")).tolist()
+
+
+def guide_compiler(**settings: Any) -> GuideCompiler:
+    """Return a compiler of one thread, whose process runs."""
+    made = GuideCompiler(
+        lambda: Vocabulary(byte_tokenizer(), VOCAB), GuidedDecodingSettings(**{"compile_threads": 1} | settings)
+    )
+    assert isinstance(result_of(made, made.ask(regex("first"))), CompiledGuide)
+    return made
+
+
+def regex(text: str) -> Guide:
+    """Return the guide of an expression."""
+    return Guide("regex", text)
+
+
+def result_of(compiler: GuideCompiler, compilation: Compilation) -> CompiledGuide | InflightError | None:
+    """Return what comes of a compilation."""
+    assert compilation.done.wait(COMPILE_WAIT_S)
+    return compiler.result(compilation)
 
 
 _ENDING = ('"', "}", "]", '":', '",')

@@ -43,13 +43,13 @@ def parser_limits(max_grammar_size: int, max_lexer_states: int) -> LLParserLimit
     )
 
 
-def check_guide(guide: Guide, tokens: LLTokenizer, limits: LLParserLimits) -> CheckedGuide:
+def checked_guide(guide: Guide, tokens: LLTokenizer, limits: LLParserLimits) -> CheckedGuide:
     """Compile a guide, and compute its first mask.
 
     Raises:
         InvalidRequest: it is wrong, it cannot be enforced, or it allows nothing.
     """
-    before = _heap_bytes()
+    before = heap_bytes()
     grammar = Grammars(tokens, limits).of(guide)
     matcher = compile_grammar(grammar, tokens, limits)
     first = matcher.deep_copy()
@@ -59,7 +59,7 @@ def check_guide(guide: Guide, tokens: LLTokenizer, limits: LLParserLimits) -> Ch
     clear_bit(mask, tokens.eos_token)
     if not mask.any() and not matcher.is_accepting():
         raise InvalidRequest("guided_decoding_guide allows no text that this model's tokens can spell")
-    return CheckedGuide(grammar, max(0, _heap_bytes() - before))
+    return CheckedGuide(grammar, max(0, heap_bytes() - before))
 
 
 def compile_grammar(grammar: str, tokens: LLTokenizer, limits: LLParserLimits) -> LLMatcher:
@@ -93,4 +93,5 @@ def _heap_reader() -> Callable[[], int]:
     return read
 
 
-_heap_bytes = _heap_reader()
+heap_bytes = _heap_reader()
+"""Returns the bytes of this process's heap that are in use; 0: they are not known."""

@@ -8,6 +8,7 @@ import re
 from typing import Any, NoReturn
 
 from inflight.errors import InvalidRequest
+from inflight.sampling import unique_keys
 
 _MOST_LEVELS = 200
 """Lists and objects inside of each other. llguidance takes fewer, and names where there are too many."""
@@ -18,8 +19,8 @@ def read_json(text: str, what: str = "it") -> Any:
     """Return what a text says as JSON; ``what`` names it in errors.
 
     Raises:
-        InvalidRequest: it is no JSON, or it has NaN, a number that no double is near, half a character, or too many
-            levels.
+        InvalidRequest: it is no JSON, or it has NaN, a number that no double is near, a key twice in one object, half
+            a character, or too many levels.
     """
     value, end = decode_json(text, 0, what)
     if text[end:].strip():
@@ -68,4 +69,4 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_no_constant)

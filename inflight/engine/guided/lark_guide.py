@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from inflight.engine.guided.guide_json import decode_json
 from inflight.engine.guided.json_schema import schema_grammar
-from inflight.engine.guided.json_text import decode_json
 from inflight.errors import InvalidRequest
 
 HEAD = '%llguidance {"no_forcing": true}\n'

@@ -6,9 +6,7 @@ import re
 from typing import ClassVar
 
 from inflight.sampling import Guide
-from inflight.text.output.json_calls import json_arguments, read_calls
-from inflight.text.output.json_text import to_json
-from inflight.text.output.lark import (
+from inflight.text.output.call_grammar import (
     Asked,
     Shape,
     call_rules,
@@ -19,6 +17,8 @@ from inflight.text.output.lark import (
     quote,
     start,
 )
+from inflight.text.output.incremental_json import to_json
+from inflight.text.output.json_calls import json_arguments, read_calls
 from inflight.text.output.python_calls import NAME, read_python_list
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, ToolsByName

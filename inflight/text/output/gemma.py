@@ -7,9 +7,9 @@ import re
 from typing import ClassVar
 
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import Asked, Shape, calls_behind, join, quote
+from inflight.text.output.incremental_json import JsonText
 from inflight.text.output.json_calls import Arguments
-from inflight.text.output.json_text import JsonText
-from inflight.text.output.lark import Asked, Shape, calls_behind, join, quote
 from inflight.text.output.markers import Marker
 from inflight.text.output.python_calls import NAME, read_python_call, read_python_list
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import SPACE_RULE, TEXT, Asked, answer_rules, asked, join, lark, quote
 from inflight.text.output.json_calls import json_arguments
-from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, join, lark, quote
 from inflight.text.output.markers import Marker
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, ToolsByName

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import SPACE_RULE, TEXT, Asked, answer_rules, asked, escape, lark, quote
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser, no_tools
-from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, escape, lark, quote
 from inflight.text.output.markers import Piece
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.tools import Tool, ToolChoice

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequest
-from inflight.text.output.json_text import to_json
-from inflight.text.output.lark import Asked, counts, escape, join, quote
+from inflight.text.output.call_grammar import Asked, counts, escape, join, quote
+from inflight.text.output.incremental_json import to_json
 from inflight.text.output.schemas import (
     OBJECT,
     UNIONS,

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from inflight.errors import InvalidRequest
-from inflight.text.output.json_text import to_json
-from inflight.text.output.lark import TEXT, Asked, counts, join, json_schema, quote
+from inflight.text.output.call_grammar import TEXT, Asked, counts, join, json_schema, quote
+from inflight.text.output.incremental_json import to_json
 from inflight.text.output.schemas import (
     NotEnforceable,
     check_arguments,

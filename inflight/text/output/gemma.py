@@ -59,12 +59,11 @@ class Gemma4Format(SectionFormat):
         else:
             scanner.reject()
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls."""
         spelled = Spelled(GEMMA, self.word)
         bodies = [
-            join(quote(f"call:{name}"), spelled.arguments(name, calls), self.word("<tool_call|>"))
-            for name in calls.schemas
+            join(quote(f"call:{tool.name}"), spelled.arguments(tool), self.word("<tool_call|>")) for tool in calls.tools
         ]
         return calls_behind(
             calls, Shape("<|tool_call>", separator=self.word("<|tool_call>")), bodies, self._special, (), spelled.rules
@@ -154,9 +153,9 @@ class Gemma3Format(SectionFormat):
         scanner.begin()
         return not printed or (yield from scanner.literal(")"))
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls in Python."""
         spelled = Spelled(PYTHON, quote)
-        bodies = [join(quote(name), spelled.arguments(name, calls)) for name in calls.schemas]
+        bodies = [join(quote(tool.name), spelled.arguments(tool)) for tool in calls.tools]
         shape = Shape("```tool_code", quote("\n"), quote("\n"), quote("\n```"))
         return calls_behind(calls, shape, bodies, self._special, (), spelled.rules)

@@ -205,6 +205,7 @@ class DeepSeekFormat(SectionFormat):
                 scanner.reject()
                 return
         while (yield from self._call(scanner, tools)):
+            scanner.begin()
             yield from scanner.run(SPACE)
             if (yield from scanner.closing(self._all_end)):
                 scanner.accept()

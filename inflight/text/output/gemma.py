@@ -91,6 +91,7 @@ class _Notation:
             elif value.expects_key and self._begins_key((yield from scanner.peek())):
                 key = yield from scanner.name(_KEY)
                 if (yield from scanner.peek()) is None:
+                    self._give(json.dumps(key, ensure_ascii=False)[:-1], key)
                     break
                 self._give(json.dumps(key.rstrip(), ensure_ascii=False), key)
             else:

@@ -110,7 +110,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
                 yield choices[one.index].push(one, _usage(job.request.prompt, choices), scores)
             waiting.clear()
     except InflightError as error:
-        raise request_error(error, job.prompt_param, job.guide_param) from error
+        raise request_error(error, job.prompt_param, job.guide_param, job.request.guide) from error
     finally:
         await deltas.aclose()
 

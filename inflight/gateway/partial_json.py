@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from inflight.text.output.json_text import JsonText
+from inflight.text.output.incremental_json import JsonText
 
 MOST_CUT = 1 << 18
 """Characters of an object that has been cut off, which is read one by one: beyond what a call's arguments have."""

@@ -6,6 +6,8 @@ import re
 
 from inflight.errors import InflightError, InvalidRequest
 from inflight.gateway.errors import ApiError, from_inflight, invalid
+from inflight.sampling import Guide
+from inflight.text.output.call_grammar import field_of_schema
 
 _FIELD_OF = {
     "stop_strings": "stop",
@@ -33,16 +35,23 @@ _PROMPT, _GUIDE = (
 _TOO_LONG = re.compile(r"the prompt length \((\d+) tokens\) exceeds the limit; prompt and output may have (\d+) tokens")
 _PATH = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w+)*", re.ASCII)
 _WORD = re.compile(r"\b[a-z_]+\b")
+_SCHEMA = re.compile(r"guided_decoding_guide: %json in line (\d+)")
 
 
-def request_error(error: InflightError, prompt_param: str, guide_param: str = "") -> ApiError:
+def request_error(
+    error: InflightError, prompt_param: str, guide_param: str = "", guide: Guide | None = None
+) -> ApiError:
     """Return an error of the engine in the words of the request.
 
     Args:
         error: the error; its message begins with the name of an input, or with the path of a field.
         prompt_param: the field of the prompt.
         guide_param: the field of the guide.
+        guide: the guide; its text says which field each tool's schema is from.
     """
+    place = _SCHEMA.match(str(error)) if guide is not None else None
+    if guide is not None and place and (field := field_of_schema(guide.text, int(place[1]))) is not None:
+        return from_inflight(type(error)(f"{field}{str(error)[place.end() :]}"), field)
     names = _FIELD_OF | dict.fromkeys(_PROMPT, prompt_param)
     names |= {name: guide_param for name in _GUIDE if guide_param}
     if isinstance(error, InvalidRequest) and (longest := _TOO_LONG.search(str(error))):

@@ -51,17 +51,20 @@ def _tool(value: Any, path: str) -> Tool:
     if not isinstance(function, dict):
         raise wrong(f"{path}.function", function, "an object with name and parameters")
     path += ".function"
-    name, description = function.get("name"), function.get("description") or ""
+    given = {key: one for key, one in function.items() if one is not None}
+    name, description = given.get("name"), given.get("description", "")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise wrong(f"{path}.name", name, "1 to 128 letters, digits, or any of _ . : / -")
     if not isinstance(description, str):
         raise wrong(f"{path}.description", description, "a string")
-    parameters, strict = function.get("parameters") or {}, function.get("strict") or False
+    parameters, strict = given.get("parameters", {}), given.get("strict", False)
     if not isinstance(parameters, dict):
         raise wrong(f"{path}.parameters", parameters, "an object: the JSON schema of the arguments")
+    if (kind := parameters.get("type", "object")) != "object":
+        raise wrong(f"{path}.parameters.type", kind, '"object", since arguments have names')
     if not isinstance(strict, bool):
         raise wrong(f"{path}.strict", strict, "true or false")
-    return Tool(name, description, parameters, strict)
+    return Tool(name, description, parameters, strict, f"{path}.parameters")
 
 
 def _choice(value: Any, names: set[str]) -> ToolChoice:

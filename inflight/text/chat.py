@@ -22,7 +22,7 @@ import jinja2.sandbox
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.text.messages import Message, check_messages
-from inflight.text.output.json_text import escape_surrogates
+from inflight.text.output.incremental_json import escape_surrogates
 
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
 _RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.support.gateways import Beside, beside
-from tests.gateway.test_agents_server import answer
+from tests.gateway.test_agents_server import answer, model
 from tests.gateway.test_messages_events import replay as replay_message
 from tests.gateway.test_responses_events import replay as replay_items
 from tests.support.tables import each_row
@@ -82,3 +82,45 @@ def test_a_message_has_the_call_that_is_asked_for(caller: Beside, choice: Json) 
     turns = [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [result]}]
     goes_on = answer(caller, "/v1/messages", MESSAGE | {"messages": MESSAGE["messages"] + turns, "max_tokens": 5})
     assert goes_on["usage"]["output_tokens"] > 0
+
+
+def refused(caller: Beside, path: str, body: Json) -> Json:
+    """Return the error of a request."""
+    with caller.client() as client:
+        response = client.post(path, json={"model": model(caller), **body})
+        assert response.status_code == 400, response.text
+        return dict(response.json()["error"])
+
+
+BAD: Json = {"type": "object", "properties": {"days": {"type": "integer", "not": {"const": 1}}}}
+
+
+@each_row(
+    ("schema", "place", "said"),
+    [
+        (BAD, "", ": not at /properties/days: it cannot be enforced"),
+        ({"type": "array"}, ".type", ' is "array"; it must be "object"'),
+    ],
+)
+def test_a_bad_schema_is_refused_with_its_tool_in_every_api(
+    caller: Beside, schema: Json, place: str, said: str
+) -> None:
+    good = [RESPONSE["tools"][0] | {"name": name} for name in ("one", "two")]
+    tools = [*good, {"type": "function", "name": "three", "parameters": schema}]
+    chat = [{"type": "function", "function": {key: tool[key] for key in ("name", "parameters")}} for tool in tools]
+    message = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in tools]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "three"}]}
+    requests: list[tuple[str, Json, str]] = [
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGE["messages"], "tools": chat, "tool_choice": "required"},
+            "tools[2].function.parameters",
+        ),
+        ("/v1/responses", RESPONSE | {"tools": tools, "tool_choice": "required"}, "tools[2].parameters"),
+        ("/v1/responses", RESPONSE | {"tools": tools, "tool_choice": allowed}, "tools[2].parameters"),
+        ("/v1/messages", MESSAGE | {"tools": message, "tool_choice": {"type": "any"}}, "tools[2].input_schema"),
+    ]
+    for path, body, field in requests:
+        error = refused(caller, path, body)
+        assert error["message"].startswith(f"{field}{place}{said}"), error
+        assert error.get("param", f"{field}{place}") == f"{field}{place}"  # Anthropic's errors have no such field

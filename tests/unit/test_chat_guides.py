@@ -24,7 +24,9 @@ FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA
 TOOL = Tool("look_up", "", {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
 PROMPT = "<|im_start|>assistant\n"
 HERMES = next(index for index, family in enumerate(FAMILIES) if family.name == "hermes" and "<think>" in family.added)
+LLAMA = next(index for index, family in enumerate(FAMILIES) if family.name == "llama")
 HARMONY = next(index for index, family in enumerate(FAMILIES) if family.name == "harmony")
+LLAMA_CALL = '{"name": "look_up", "parameters": {"name": "a"}}'
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "a"}}\n</tool_call>'
 
 
@@ -151,6 +153,7 @@ def test_where_calls_must_come_the_form_of_a_text_says_nothing() -> None:
         (HARMONY, False, {"guided_regex": "a+"}),
         (HARMONY, True, {"guided_regex": "a+"}),
         (HERMES, True, {"guided_grammar": 'root ::= "a"'}),
+        (LLAMA, True, {"guided_choice": ["yes", "no"]}),
     ],
 )
 def test_a_form_that_cannot_be_enforced_is_refused_by_name(index: int, tools: bool, field: dict[str, Any]) -> None:
@@ -159,6 +162,15 @@ def test_a_form_that_cannot_be_enforced_is_refused_by_name(index: int, tools: bo
 
     assert caught.value.code == "unsupported_parameter"
     assert caught.value.param == next(iter(field))
+
+
+def test_a_form_beside_calls_that_are_plain_json_is_refused_by_both_names() -> None:
+    with pytest.raises(ApiError, match="response_format.* is not supported beside tools") as caught:
+        guide_of(LLAMA, tools=True, response_format=FORM)
+
+    assert (caught.value.status, caught.value.param) == (400, "response_format.json_schema.schema")
+    assert guide_of(LLAMA, response_format=FORM).guide is not None
+    assert accepts(LLAMA, guide_of(LLAMA, choice="required", tools=True, response_format=FORM), LLAMA_CALL)
 
 
 @pytest.mark.parametrize("value", ["yes", "[]", [""]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool
-from tests.support.chat_formats import FAMILIES, Read, pieces_of, read_tokens, tokenizer_of, whole
+from tests.support.chat_formats import FAMILIES, Call, Read, pieces_of, read_tokens, tokenizer_of, whole
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "array"}}}
 TOOLS = [Tool("f", "", SCHEMA), Tool("g")]
@@ -71,6 +72,18 @@ BITS = {
     ],
     "gemma3": ["```tool_code", "```", "f(", "a=", ")", "[f(", "print(", "f(a=True, b={'x': [1, ]})"],
 }
+_TEXTS = st.lists(
+    st.sampled_from(["<tool_call>", "</parameter", "<|call|>", "```", "[ARGS]", *"'\"\\{}\n\t;é😀"]), max_size=4
+).map("".join)
+_VALUES = st.recursive(
+    st.sampled_from([1, -0.5, None, True, "", []]) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["k", "two words", "é"]), inner),
+    max_leaves=4,
+)
+_ARGUMENTS = st.fixed_dictionaries(
+    {}, optional={"a": _TEXTS, "b": st.integers(-9, 10**20), "c": st.lists(_VALUES, max_size=2)}
+)
+_CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), _ARGUMENTS), min_size=1, max_size=3)
 _WORD = re.compile(r"w\d+w")
 _HEADERS = re.compile(r"(?<=<\|start\|>|channel\|>|nstrain\|>)[^<]*(?=<\|)")
 """What stands in the headers of gpt-oss' messages, which are no text."""
@@ -128,6 +141,65 @@ def test_nothing_is_lost_and_no_cut_matters(index: int, data: st.DataObject, ope
     )
 
 
+def written(index: int, calls: list[Call]) -> list[Piece]:
+    """Return calls as a family writes them; delimiters inside of arguments are characters, and no special tokens."""
+
+    def apart(value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(r"([<\[])", "\\1\ue000", value)
+        if isinstance(value, list):
+            return [apart(one) for one in value]
+        return {key: apart(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    tokenizer = tokenizer_of(index)
+    text = FAMILIES[index].render([(name, apart(arguments)) for name, arguments in calls[: FAMILIES[index].most]])
+    return [piece for piece in pieces_of(find_chat_format(tokenizer), tokenizer, text) if piece != "\ue000"]
+
+
+def chunks_of(data: st.DataObject, pieces: list[Piece]) -> list[list[Piece]]:
+    """Draw a way to cut an output into chunks."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(pieces)), max_size=6)))
+    return [whole(pieces[start:end]) for start, end in zip([0, *cuts], [*cuts, len(pieces)], strict=True)]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+@given(calls=_CALLS, data=st.data(), text=st.sampled_from(["", "Hello {there}. "]))
+def test_delimiters_and_escapes_inside_of_arguments_are_read_back(
+    index: int, calls: list[Call], data: st.DataObject, text: str
+) -> None:
+    family, chat = FAMILIES[index], find_chat_format(tokenizer_of(index))
+    text = "" if family.name in ("llama", "harmony") else text  # whose calls stand at the beginning, or behind a header
+    pieces = [*text, *written(index, calls)]
+    for chunks in ([whole(pieces)], [[piece] for piece in pieces], chunks_of(data, pieces)):
+        found, is_open = read(chat, chunks, False)
+        assert (found.content.strip(), found.values) == (text.strip(), calls[: family.most])
+        assert not is_open
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+@given(calls=_CALLS, data=st.data(), opened=st.booleans())
+def test_what_a_model_gets_wrong_in_calls_loses_nothing(
+    index: int, calls: list[Call], data: st.DataObject, opened: bool
+) -> None:
+    """Calls, with text between them, of which pieces are left out, and others put in."""
+    name, tokenizer = FAMILIES[index].name, tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    pieces: list[Piece] = []
+    for number, call in enumerate(calls):
+        pieces += [*f" w{number}w ", *written(index, [(call[0], call[1] | {"a": f"x w{number + 10}w"})])]
+    for number in range(data.draw(st.integers(0, 3))):
+        start = data.draw(st.integers(0, len(pieces)))
+        bit = data.draw(st.sampled_from([*BITS[name], *_COMMON, f"w{number + 20}w"]))
+        pieces[start : start + data.draw(st.integers(0, 8))] = pieces_of(chat, tokenizer, bit)
+    output = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+    texts = "".join(piece for piece in pieces if isinstance(piece, str))
+    found, is_open = read(chat, [whole(pieces)], opened)
+    if _WORD.findall(output) == _WORD.findall(texts):  # no delimiter inside of a word, nor a word inside of one
+        check(found, is_open, output)
+    for chunks in ([[piece] for piece in pieces], chunks_of(data, pieces)):
+        assert read(chat, chunks, opened) == (found, is_open)
+
+
 def _read_text(index: int, text: str) -> tuple[str, list[tuple[str, str]], bool]:
     """Return the content and the calls of an output, and whether it ends inside a call."""
     tokenizer = tokenizer_of(index)
@@ -159,6 +231,7 @@ def test_what_models_get_wrong_in_json_is_corrected(arguments: str, expected: st
         (3, "<function=f><parameter=a>\nx\n</parameter>\n<par", "", '{"a": "x"'),
         (3, "<tool_call><function=f><parameter=b>\n12", "", '{"b": 12'),
         (3, "<tool_call><function=f><parameter=b>\nno", "", '{"b": "no'),
+        (11, '<|tool_call>call:f{a:<|"|>x<|"|>,b:{key', "", '{"a":"x","b":{"key'),
     ],
 )
 def test_a_call_that_breaks_off_stays_open(index: int, text: str, content: str, arguments: str) -> None:
@@ -181,6 +254,18 @@ def test_a_call_that_breaks_off_stays_open(index: int, text: str, content: str, 
 def test_values_between_tags_end_where_they_should(text: str, content: str, arguments: str) -> None:
     found = _read_text(3, f"<tool_call>\n<function=f>\n{text}")
     assert (found[0].strip(), *found[1:]) == (content, [("f", arguments)], False)
+
+
+@pytest.mark.parametrize("fence", [False, True])
+def test_what_stands_behind_a_call_of_deepseek_and_is_none_is_content(fence: bool) -> None:
+    index = next(
+        i for i, family in enumerate(FAMILIES) if family.name == "deepseek" and bool(family.reasoning) != fence
+    )
+    text = FAMILIES[index].render([("f", {"b": 1}), ("nobody", {"b": 2})])
+    content, calls, is_open = _read_text(index, text)
+    assert "nobody" in content
+    assert '{"b": 2}' in content
+    assert (calls, is_open) == ([("f", '{"b": 1}')], False)
 
 
 def test_gpt_oss_text_before_its_first_header_is_content() -> None:

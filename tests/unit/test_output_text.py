@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.text.detokenizer import IncrementalDetokenizer
-from inflight.text.output.json_text import MAX_DEPTH, JsonText
+from inflight.text.output.incremental_json import MAX_DEPTH, JsonText
 from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
 from tests.support.chat_formats import whole
 from tests.support.tokenizers import FAMILIES as VOCABULARIES

@@ -58,3 +58,29 @@ def test_a_choice_that_cannot_be_served_is_refused_by_its_path(choice: Any, para
         read(choice)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("function", "param"),
+    [
+        ({"parameters": {"type": "array"}}, "parameters.type"),
+        ({"parameters": {"type": ["object", "null"]}}, "parameters.type"),
+        ({"parameters": {"type": None}}, "parameters.type"),
+        ({"parameters": []}, "parameters"),
+        ({"parameters": False}, "parameters"),
+        ({"description": 0}, "description"),
+        ({"strict": ""}, "strict"),
+    ],
+)
+def test_what_is_no_tool_is_refused_by_its_path(function: dict[str, Any], param: str) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "list", **function}}]
+    with pytest.raises(ApiError) as caught:
+        read_tools(Fields({"tools": tools}))
+    path = f"tools[3].function.{param}"
+    assert (caught.value.status, caught.value.param) == (400, path)
+    assert caught.value.message.startswith(f"{path} is ")
+
+
+def test_of_allowed_tools_each_keeps_its_place() -> None:
+    tools, _ = read_tools(Fields({"tools": TOOLS, "tool_choice": allowed("auto", "send")}))
+    assert [tool.path for tool in tools] == ["tools[2].function.parameters"]

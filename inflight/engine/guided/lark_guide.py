@@ -38,8 +38,12 @@ def checked_lark(text: str, error_of_schema: Callable[[str], str | None]) -> str
         made.append(text[place : piece.start()])
         line = text.count("\n", 0, piece.start()) + 1
         if piece["json"]:
-            schema, place = decode_json(text, piece.end(), f"%json in line {line}")
-            made.append(f"%json {schema_grammar(schema, error_of_schema)} ")
+            what = f"%json in line {line}"
+            schema, place = decode_json(text, piece.end(), what)
+            try:
+                made.append(f"%json {schema_grammar(schema, error_of_schema)} ")
+            except InvalidRequest as error:
+                raise InvalidRequest(f"guided_decoding_guide: {what}: {str(error).partition(': ')[2]}") from None
             continue
         if piece["directive"] and piece["directive"] not in _DIRECTIVES:
             place = _checked_options(piece["directive"], text, piece.end(), line)

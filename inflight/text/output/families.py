@@ -6,19 +6,20 @@ import re
 from typing import ClassVar
 
 from inflight.sampling import Guide
-from inflight.text.output.json_calls import json_arguments, read_calls
-from inflight.text.output.json_text import to_json
-from inflight.text.output.lark import (
+from inflight.text.output.call_grammar import (
     Asked,
     Shape,
     call_rules,
     calls_behind,
     escape,
     join,
+    json_schema,
     lark,
     quote,
     start,
 )
+from inflight.text.output.incremental_json import to_json
+from inflight.text.output.json_calls import json_arguments, read_calls
 from inflight.text.output.python_calls import NAME, read_python_list
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, ToolsByName
@@ -52,17 +53,17 @@ class HermesFormat(SectionFormat):
                 return
         yield from XmlCallReader(scanner, tools, wrapped=start != FUNCTION).read()
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls in JSON."""
         end = self.word(END_CALL)
         bodies = [
             join(
-                quote(f'\n{{"name": {to_json(name)}, "arguments": '),
-                calls.json(name),
+                quote(f'\n{{"name": {to_json(tool.name)}, "arguments": '),
+                json_schema(tool.schema),
                 quote("}\n"),
                 end,
             )
-            for name in calls.schemas
+            for tool in calls.tools
         ]
         separator = join(quote("\n"), self.word("<tool_call>"))
         return calls_behind(calls, Shape("<tool_call>", separator=separator), bodies, self._special, ())
@@ -74,17 +75,17 @@ class XmlFormat(HermesFormat):
     name: ClassVar[str] = "qwen_xml"
     starts = ("<tool_call>", FUNCTION)
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls as tags."""
         parameters = XmlArguments()
         end = join(quote("</function>\n"), self.word(END_CALL))
         bodies = [
             join(
-                quote(f"\n<function={name}>\n"),
-                parameters.arguments(name, calls),
+                quote(f"\n<function={tool.name}>\n"),
+                parameters.arguments(tool),
                 end,
             )
-            for name in calls.schemas
+            for tool in calls.tools
         ]
         shape = Shape("<tool_call>", separator=join(quote("\n"), self.word("<tool_call>")))
         return calls_behind(calls, shape, bodies, self._special, (FUNCTION,), parameters.rules)
@@ -97,6 +98,10 @@ class LlamaFormat(SectionFormat):
     starts = ("<|python_tag|>", "<|python_start|>")
     inner = ("<|python_end|>",)
     ends = ("<|eom_id|>", "<|eom|>")
+
+    def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
+        """Return whether there are no calls beside an answer's form: both are plain JSON, and one may be the other."""
+        return not beside_calls
 
     def begin(self, scanner: Scanner, tools: ToolsByName) -> Reading[None]:
         """Read calls that begin the content."""
@@ -118,20 +123,20 @@ class LlamaFormat(SectionFormat):
             case _:
                 scanner.reject()
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls in JSON, which every model of the family reads and writes."""
         bodies = [
             join(
-                quote(f'{{"name": {to_json(name)}, "parameters": '),
-                calls.json(name),
+                quote(f'{{"name": {to_json(tool.name)}, "parameters": '),
+                json_schema(tool.schema),
                 quote("}"),
             )
-            for name in calls.schemas
+            for tool in calls.tools
         ]
         rules = call_rules(calls, Shape("", separator=quote("; ")), bodies)
         if calls.must:
             return lark(*start(calls, "calls"), *rules)
-        names = "|".join(map(escape, tools))
+        names = "|".join(escape(tool.name) for tool in calls.tools)
         keys = "name|function|type|id|arguments|parameters"
         like = rf'[ \t\r\n]*(\{{[ \t\r\n]*"({keys})"|\[[ \t\r\n]*({names})\()(?s:.*)'
         free = calls.text(*(word for word in self.starts if word not in self._special), excluded=like)
@@ -165,19 +170,19 @@ class MistralFormat(SectionFormat):
         if name not in tools or not (yield from json_arguments(scanner, name)).started:
             scanner.reject()
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of the newer form where the vocabulary has its token, and of the older one elsewhere."""
         if self._tokenizer.token_id("[ARGS]") is not None:
-            bodies = [join(quote(name), self.word("[ARGS]"), calls.json(name)) for name in calls.schemas]
+            bodies = [join(quote(tool.name), self.word("[ARGS]"), json_schema(tool.schema)) for tool in calls.tools]
             shape = Shape("[TOOL_CALLS]", separator=self.word("[TOOL_CALLS]"))
             return calls_behind(calls, shape, bodies, self._special, ())
         bodies = [
             join(
-                quote(f'{{"name": {to_json(name)}, "arguments": '),
-                calls.json(name),
+                quote(f'{{"name": {to_json(tool.name)}, "arguments": '),
+                json_schema(tool.schema),
                 quote("}"),
             )
-            for name in calls.schemas
+            for tool in calls.tools
         ]
         shape = Shape("[TOOL_CALLS]", quote("["), quote(", "), quote("]"))
         return calls_behind(calls, shape, bodies, self._special, ())
@@ -200,6 +205,7 @@ class DeepSeekFormat(SectionFormat):
                 scanner.reject()
                 return
         while (yield from self._call(scanner, tools)):
+            scanner.begin()
             yield from scanner.run(SPACE)
             if (yield from scanner.closing(self._all_end)):
                 scanner.accept()
@@ -232,7 +238,7 @@ class DeepSeekFormat(SectionFormat):
             return True
         return False
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of the form that the chat template writes."""
         fenced = "```json" in (self._tokenizer.config.chat_template or "")
         separator, end = self.word(self._separator), self.word(self._end)
@@ -241,15 +247,15 @@ class DeepSeekFormat(SectionFormat):
                 join(
                     quote("function"),
                     separator,
-                    quote(f"{name}\n```json\n"),
-                    calls.json(name),
+                    quote(f"{tool.name}\n```json\n"),
+                    json_schema(tool.schema),
                     quote("\n```"),
                     end,
                 )
-                for name in calls.schemas
+                for tool in calls.tools
             ]
         else:
-            bodies = [join(quote(name), separator, calls.json(name), end) for name in calls.schemas]
+            bodies = [join(quote(tool.name), separator, json_schema(tool.schema), end) for tool in calls.tools]
         one = self.word(self._one)
         shape = Shape(self._all, one, join(quote("\n") if fenced else "", one), self.word(self._all_end))
         return calls_behind(calls, shape, bodies, self._special, () if self._one in self._special else (self._one,))

@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 
 from inflight.errors import UnsupportedFeature
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import asked
 from inflight.text.output.events import ContentDelta, OutputEvent
-from inflight.text.output.lark import asked
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ import re
 from typing import ClassVar
 
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import Asked, Shape, calls_behind, join, quote
+from inflight.text.output.incremental_json import JsonText
 from inflight.text.output.json_calls import Arguments
-from inflight.text.output.json_text import JsonText
-from inflight.text.output.lark import Asked, Shape, calls_behind, join, quote
 from inflight.text.output.markers import Marker
 from inflight.text.output.python_calls import NAME, read_python_call, read_python_list
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
@@ -59,12 +59,11 @@ class Gemma4Format(SectionFormat):
         else:
             scanner.reject()
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls."""
         spelled = Spelled(GEMMA, self.word)
         bodies = [
-            join(quote(f"call:{name}"), spelled.arguments(name, calls), self.word("<tool_call|>"))
-            for name in calls.schemas
+            join(quote(f"call:{tool.name}"), spelled.arguments(tool), self.word("<tool_call|>")) for tool in calls.tools
         ]
         return calls_behind(
             calls, Shape("<|tool_call>", separator=self.word("<|tool_call>")), bodies, self._special, (), spelled.rules
@@ -92,6 +91,7 @@ class _Notation:
             elif value.expects_key and self._begins_key((yield from scanner.peek())):
                 key = yield from scanner.name(_KEY)
                 if (yield from scanner.peek()) is None:
+                    self._give(json.dumps(key, ensure_ascii=False)[:-1], key)
                     break
                 self._give(json.dumps(key.rstrip(), ensure_ascii=False), key)
             else:
@@ -154,9 +154,9 @@ class Gemma3Format(SectionFormat):
         scanner.begin()
         return not printed or (yield from scanner.literal(")"))
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls in Python."""
         spelled = Spelled(PYTHON, quote)
-        bodies = [join(quote(name), spelled.arguments(name, calls)) for name in calls.schemas]
+        bodies = [join(quote(tool.name), spelled.arguments(tool)) for tool in calls.tools]
         shape = Shape("```tool_code", quote("\n"), quote("\n"), quote("\n```"))
         return calls_behind(calls, shape, bodies, self._special, (), spelled.rules)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import (
+    SPACE_RULE,
+    TEXT,
+    Asked,
+    Shape,
+    answer_rules,
+    asked,
+    call_rules,
+    join,
+    json_schema,
+    lark,
+    quote,
+)
 from inflight.text.output.json_calls import json_arguments
-from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, join, lark, quote
 from inflight.text.output.markers import Marker
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, ToolsByName
@@ -60,7 +73,7 @@ class HarmonyFormat(SectionFormat):
         """Return what an output must be: messages, of which the last one is a call or the answer."""
         if answer is None or asked(tools, choice, parallel, answer) is not None:
             return super().guide(tools, choice, parallel, answer=answer)
-        return self.grammar(Asked({}, True, False, frozenset(), answer=answer_rules(answer)), {})
+        return self.grammar(Asked((), True, False, answer=answer_rules(answer)))
 
     def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool) -> Reading[None]:
         messages = _Messages(scanner, tools)
@@ -72,20 +85,20 @@ class HarmonyFormat(SectionFormat):
             word = yield from messages.next(word)
         scanner.end_content()
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of messages; a generation has one call at most, which ends it.
 
         All text to the user is the answer: where that has a form, no other message to the user stands before it.
         """
         channel, message, constrain = self.word(_CHANNEL), self.word(_MESSAGE), self.word(_CONSTRAIN)
         again = join(self.word("<|end|>"), self.word(_START), quote("assistant"))
-        last = [
-            join(
-                channel, quote(f"commentary to=functions.{name} "), constrain, quote("json"), message, calls.json(name)
-            )
-            for name in calls.schemas
+        header = join(constrain, quote("json"), message)
+        bodies = [
+            join(channel, quote(f"commentary to=functions.{tool.name} "), header, json_schema(tool.schema))
+            for tool in calls.tools
         ]
-        before = quote("analysis")
+        rules = call_rules(replace(calls, several=False), Shape(""), bodies) if bodies else []
+        last, before = ["calls"] if bodies else [], quote("analysis")
         if calls.answer:
             last.append(join(channel, f'("final" | "final" " "? {constrain} "json")', message, "answer"))
         elif not calls.must:
@@ -98,6 +111,7 @@ class HarmonyFormat(SectionFormat):
             f"TEXT: {TEXT}",
             SPACE_RULE,
             *calls.answer,
+            *rules,
         )
 
 

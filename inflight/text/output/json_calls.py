@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from inflight.text.output.json_text import JsonText, as_json
+from inflight.text.output.incremental_json import JsonText, as_json
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
 
 NAMES = frozenset({"name", "function"})

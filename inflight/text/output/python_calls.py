@@ -9,7 +9,7 @@ import re
 import tokenize
 from typing import Any
 
-from inflight.text.output.json_text import finite, to_json
+from inflight.text.output.incremental_json import finite, to_json
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 
 NAME = re.compile(r"[\w.:/\-]*")

@@ -16,7 +16,7 @@ import regex
 from inflight.sampling import Guide
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser
-from inflight.text.output.json_text import as_json, to_json
+from inflight.text.output.incremental_json import as_json, to_json
 from inflight.text.output.markers import Marker, Piece
 from inflight.text.output.scanner import Scanner
 from inflight.text.output.template_fields import (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote, unquote
 
 NOTES = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "$defs", "definitions"}
@@ -10,6 +13,13 @@ NOTES = frozenset(
 """Keywords that allow and forbid nothing."""
 OBJECT = frozenset({"type", "properties", "required", "additionalProperties"})
 UNIONS = ("anyOf", "oneOf")
+_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
+"""Keywords that have schemas by names."""
+_VALUES = frozenset({"enum", "const", "default", "examples"})
+"""Keywords that have values."""
+_OF_ROOTS = frozenset({"$id", "$schema"})
+"""Keywords that change what references and keywords mean."""
+_SPECIAL = frozenset({"$ref", "$defs", "definitions"}) | _VALUES | _OF_ROOTS
 _COMBINING = ("$ref", "allOf", *UNIONS)
 _KIND_OF = {
     **dict.fromkeys(("minLength", "maxLength"), "string"),
@@ -19,7 +29,16 @@ _KIND_OF = {
 
 
 class NotEnforceable(Exception):
-    """A schema has what a notation other than JSON cannot enforce; the message is what."""
+    """A schema has what a notation other than JSON cannot enforce; the message is what, and where."""
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Add to NotEnforceable where in the schema of the arguments the fault is: a JSON pointer, or "/" for all of it."""
+    try:
+        yield
+    except NotEnforceable as error:
+        raise NotEnforceable(f"{error} at {place or '/'}") from None
 
 
 def stated(schema: dict[str, Any]) -> dict[str, Any]:
@@ -140,12 +159,62 @@ def _types(schema: Any, root: dict[str, Any], seen: set[str]) -> frozenset[str] 
 
 
 def resolve(reference: str, root: dict[str, Any]) -> Any:
-    """Return what a reference inside a schema names, or None."""
-    value: Any = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        if part:
-            value = value.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
-    return value if reference.startswith("#") else None
+    """Return what a reference inside a schema names by a JSON pointer, or None."""
+    start, *steps = reference.split("/")
+    value: Any = root if start == "#" else None
+    for step in steps:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list):
+            value = dict(enumerate(value)).get(int(name)) if name.isdecimal() else None
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def apart(schema: Any, root: dict[str, Any]) -> Any:
+    """Return a schema that means by itself what it means inside of ``root``: it brings what its references name.
+
+    Raises:
+        NotEnforceable: a reference names nothing, or the schema changes what references or keywords mean.
+    """
+    definitions: dict[str, Any] = {}
+    made = _moved(schema, root, definitions)
+    if not isinstance(made, dict):
+        return made
+    draft = {"$schema": root["$schema"]} if "$schema" in root else {}
+    return draft | made | ({"$defs": definitions} if definitions else {})
+
+
+def _moved(part: Any, root: dict[str, Any], definitions: dict[str, Any], *, names: bool = False) -> Any:
+    """Return a part of a schema whose references lead to ``definitions``, which gets what they name.
+
+    ``names`` says that the keys of the part are names, and no keywords.
+    """
+    if isinstance(part, list):
+        return [_moved(one, root, definitions) for one in part]
+    if not isinstance(part, dict):
+        return part
+    made = {}
+    for key, one in part.items():
+        if names or key not in _SPECIAL:
+            made[key] = _moved(one, root, definitions, names=not names and key in _MAPS)
+        elif key == "$ref":
+            made[key] = _defined(one, root, definitions)
+        elif key in _VALUES:
+            made[key] = one
+        elif key in _OF_ROOTS and part is not root:
+            raise NotEnforceable(f"{key!r} inside of a schema")
+    return made
+
+
+def _defined(reference: Any, root: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """Return the reference to the definition of what a reference names, which is made if there is none yet."""
+    if reference not in definitions:
+        if (named := resolve(str(reference), root)) is None:
+            raise NotEnforceable(f"$ref {reference!r}, which names nothing here")
+        definitions[reference] = None  # what it names may lead to itself
+        definitions[reference] = _moved(named, root, definitions)
+    return "#/$defs/" + quote(reference.replace("~", "~0").replace("/", "~1"), safe="")
 
 
 def _narrowest(value: Any) -> set[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import SPACE_RULE, TEXT, Asked, answer_rules, asked, escape, lark, quote
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser, no_tools
-from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, escape, lark, quote
 from inflight.text.output.markers import Piece
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.tools import Tool, ToolChoice
@@ -120,12 +119,7 @@ class SectionFormat(ChatFormat):
         if calls is None:
             rules = answer_rules(answer) if answer is not None and thought else ()
             return lark("start: thought? answer", *rules, *thought, SPACE_RULE) if rules else answer
-        try:
-            return self.grammar(
-                replace(calls, thought=thought, opening=self._opening), {tool.name: tool for tool in tools}
-            )
-        except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
-            raise InvalidRequest(f"tools: the parameters of a tool are no JSON schema: {error}") from None
+        return self.grammar(replace(calls, thought=thought, opening=self._opening))
 
     @property
     def _opening(self) -> str:
@@ -146,7 +140,7 @@ class SectionFormat(ChatFormat):
             rest = "thinking"
         return f"thought: {first} {rest} SPACE?", *rules
 
-    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
+    def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls as the format writes them. Raises UnsupportedFeature: it writes none."""
         raise no_tools()
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.errors import InvalidRequest
-from inflight.text.output.json_text import to_json
-from inflight.text.output.lark import Asked, counts, escape, join, quote
+from inflight.text.output.call_grammar import counts, errors_of, escape, join, quote
+from inflight.text.output.incremental_json import to_json
 from inflight.text.output.schemas import (
     OBJECT,
     UNIONS,
@@ -20,8 +19,10 @@ from inflight.text.output.schemas import (
     combination,
     kinds,
     listed,
+    placed,
     stated,
 )
+from inflight.text.output.tools import Tool
 
 _KNOWN = OBJECT | {"items", "enum", "const", "$ref", "allOf", *UNIONS}
 _KNOWN |= {"minItems", "maxItems", "minLength", "maxLength", "nullable"}
@@ -70,28 +71,25 @@ class Spelled:
         self._spelling = spelling
         self._quote = word(spelling.delimiter)
         self._special = self._quote.startswith("<[")
-        self._tool = ""
         self._strict = True
         self._root: dict[str, Any] = {}
         self._references: dict[str, str] = {}
         self.rules: list[str] = list(_RULES)
 
-    def arguments(self, tool: str, calls: Asked) -> str:
+    def arguments(self, tool: Tool) -> str:
         """Return the item of a tool's arguments.
 
         Raises:
             InvalidRequest: the schema has what this notation cannot enforce; unless strict, that is left out.
         """
-        schema = calls.schemas[tool]
-        self._tool, self._root, self._references, self._strict = tool, schema, {}, tool in calls.strict
+        self._root, self._references, self._strict = tool.schema, {}, tool.strict
         spelling = self._spelling
-        try:
-            schema = self._object_of(schema)
-            if self._strict:
-                check_arguments(schema)
-        except NotEnforceable as error:
-            raise self._error("", str(error)) from None
-        body = self._object(schema, "", spelling.assign, top=True)
+        with errors_of(tool):
+            with placed(""):
+                schema = self._object_of(tool.schema)
+                if self._strict:
+                    check_arguments(schema)
+            body = self._object(schema, "", spelling.assign, top=True)
         return join(quote(spelling.opening), body, quote(spelling.closing))
 
     def _object_of(self, schema: dict[str, Any]) -> dict[str, Any]:
@@ -110,14 +108,12 @@ class Spelled:
         if schema is True or (isinstance(schema, dict) and not stated(schema)):
             return self._any()
         if not isinstance(schema, dict):
-            raise self._error(place, json.dumps(schema))
-        try:
+            raise _error(place, json.dumps(schema))
+        with placed(place):
             if self._strict:
                 check_known(schema, _KNOWN)
             values = listed(schema, strict=self._strict)
             made = None if values is not None else combination(schema, self._root, strict=self._strict)
-        except NotEnforceable as error:
-            raise self._error(place, str(error)) from None
         if values is not None:
             return self._rule(" | ".join(map(self._literal, values)))
         if made is not None:
@@ -149,7 +145,7 @@ class Spelled:
                 return join(quote("{"), self._object(schema, place, spelling.colon), quote("}"))
             case "any":
                 return self._any()
-        raise self._error(place, f"type {kind!r}")
+        raise _error(place, f"type {kind!r}")
 
     def _string(self, schema: dict[str, Any]) -> str:
         least, most = counts(schema, "minLength", "maxLength")
@@ -177,7 +173,7 @@ class Spelled:
         properties = {key: one for key, one in (schema.get("properties") or {}).items() if self._spells(key, top)}
         required = set(schema.get("required") or ())
         if self._strict and (missing := required - set(properties)):
-            raise self._error(place, f"required {sorted(missing)[0]!r} without a schema of it")
+            raise _error(place, f"required {sorted(missing)[0]!r} without a schema of it")
         if not properties:
             return "" if schema.get("additionalProperties") is False else self._entries(schema, place, colon, top)
         entries = []
@@ -227,7 +223,7 @@ class Spelled:
             return quote(spelling.null if value is None else spelling.true if value else spelling.false)
         if isinstance(value, str):
             if spelling.delimiter in value and not self._special and spelling.delimiter != '"':
-                raise self._error("", f"the value {value!r}")
+                raise _error("", f"the value {value!r}")
             text = json.dumps(value, ensure_ascii=False)[1:-1] if spelling.delimiter == '"' else value
             return join(self._quote, quote(text), self._quote)
         if isinstance(value, int | float):
@@ -254,7 +250,7 @@ class Spelled:
         if pattern is None:
             return self._literal(key)
         if not pattern.fullmatch(key):
-            raise self._error(place, f"the property {key!r}")
+            raise _error(place, f"the property {key!r}")
         return quote(key)
 
     def _rule(self, items: str) -> str:
@@ -268,8 +264,6 @@ class Spelled:
         if rule not in self.rules:
             self.rules.append(rule)
 
-    def _error(self, place: str, what: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"tools: the parameters of {self._tool!r} have {what} at {place or '/'}, which cannot be enforced in the "
-            "notation in which this model writes calls"
-        )
+
+def _error(place: str, what: str) -> NotEnforceable:
+    return NotEnforceable(f"{what} at {place or '/'}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from inflight.text.output.json_text import as_json
+from inflight.text.output.incremental_json import as_json
 
 SECONDS = 1.0
 """How long one search may take: the patterns are the checkpoint's."""

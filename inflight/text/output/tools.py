@@ -16,6 +16,8 @@ class Tool:
     """JSON schema of the arguments, which are an object."""
     strict: bool = False
     """Whether the arguments must follow the schema, even where the model need not call the tool."""
+    path: str = "tools"
+    """The field of the request that has the schema, such as ``tools[2].function.parameters``; errors name it."""
 
     @property
     def schema(self) -> dict[str, Any]:

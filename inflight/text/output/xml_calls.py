@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from inflight.text.output.json_text import JsonText, as_json, to_json
+from inflight.text.output.incremental_json import JsonText, as_json, to_json
 from inflight.text.output.python_calls import python_literal
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
 from inflight.text.output.schemas import schema_types

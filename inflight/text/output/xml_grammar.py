@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inflight.errors import InvalidRequest
-from inflight.text.output.json_text import to_json
-from inflight.text.output.lark import TEXT, Asked, counts, join, json_schema, quote
+from inflight.text.output.call_grammar import TEXT, counts, errors_of, join, json_schema, quote, rule_of_schema
+from inflight.text.output.incremental_json import to_json
 from inflight.text.output.schemas import (
     NotEnforceable,
+    apart,
     check_arguments,
     check_known,
     combination,
     kinds,
     listed,
+    placed,
     schema_types,
     stated,
     types_of,
 )
+from inflight.text.output.tools import Tool
 from inflight.text.output.xml_calls import END_CALL, convert
 
 _END, _END_FUNCTION = "</parameter>", "</function>"
@@ -36,55 +38,83 @@ class XmlArguments:
     def __init__(self) -> None:
         self.rules: list[str] = []
 
-    def arguments(self, tool: str, calls: Asked) -> str:
+    def arguments(self, tool: Tool) -> str:
         """Return the items of a tool's parameters, in the order of its schema.
 
         Raises:
             InvalidRequest: the schema has what tags cannot enforce; if the tool is not strict, that is left out.
         """
-        schema, strict = calls.schemas[tool], tool in calls.strict
+        with errors_of(tool):
+            return self._parameters(tool)
+
+    def _parameters(self, tool: Tool) -> str:
+        schema = tool.schema
         properties = schema.get("properties") or {}
         required = set(schema.get("required") or ())
-        try:
-            if strict:
+        if tool.strict:
+            with placed("/"):
                 check_arguments(schema)
-        except NotEnforceable as error:
-            raise _error(tool, str(error), "/") from None
         if not properties and schema.get("additionalProperties") is not False:
-            self.rules += [rule for rule in ("KEY: /[^>\\n]{1,64}/",) if rule not in self.rules]
-            return join("(", quote("<parameter="), "KEY", quote(">\n"), self._text({}), ")*")
-        items = [self._parameter(tool, key, schema, strict) for key in properties]
+            return self._free_parameters(tool)
+        items = [self._parameter(tool, key) for key in properties]
         return join(*(item if key in required else f"({item})?" for key, item in zip(properties, items, strict=True)))
 
-    def _parameter(self, tool: str, key: str, schema: dict[str, Any], strict: bool) -> str:
+    def _free_parameters(self, tool: Tool) -> str:
+        """Return the item of parameters that the schema does not name.
+
+        Nothing can keep their names apart, nor their values to a schema, so a strict tool has none of them.
+        """
+        if tool.strict:
+            if "additionalProperties" in tool.schema:
+                raise NotEnforceable("'additionalProperties' without 'properties' at /")
+            return ""
+        self.rules += [rule for rule in ("KEY: /[^>\\n]{1,64}/",) if rule not in self.rules]
+        return join("(", quote("<parameter="), "KEY", quote(">\n"), self._text({}), ")*")
+
+    def _parameter(self, tool: Tool, key: str) -> str:
         if ">" in key or "\n" in key:
-            raise _error(tool, f"the property {key!r}", "/properties")
+            raise NotEnforceable(f"the property {key!r} at /properties")
         try:
-            value = self._value(schema["properties"][key], schema, strict)
-        except NotEnforceable as error:
-            if strict:
-                raise _error(tool, str(error), f"/properties/{key}") from None
+            with placed(f"/properties/{key}"):
+                value = self._value(tool, key)
+        except NotEnforceable:
+            if tool.strict:
+                raise
             value = self._text({})
         return join(quote(f"<parameter={key}>\n"), value)
 
-    def _value(self, schema: Any, root: dict[str, Any], strict: bool) -> str:
+    def _value(self, tool: Tool, key: str) -> str:
         """Return the item of a value with its closing tag: JSON, a text, or one of the values that are listed."""
+        root, strict = tool.schema, tool.strict
+        schema, field = root["properties"][key], f"{tool.path}.properties.{key}"
         types = schema_types(schema, root)
         closing = quote(f"\n{_END}\n")
         if "string" not in types:
-            shared: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
-            return join(json_schema({**shared, **schema} if isinstance(schema, dict) else {}), closing)
+            return join(self._json(apart(schema, root), field), closing)
         leaves = _leaves(schema, root, strict)
         texts = [leaf for leaf in leaves if "enum" not in leaf and "string" in kinds(leaf)]
         others = [leaf for leaf in leaves if leaf not in texts]
         if not texts:
-            return f"({' | '.join(_spelt(leaf, types) for leaf in others)}) {closing}"
+            items = (_listed(leaf, types) if "enum" in leaf else self._simple(leaf, root, field) for leaf in others)
+            return f"({' | '.join(items)}) {closing}"
         if strict:
             for leaf in texts:
                 check_known(leaf, _SIZES if len(leaves) == 1 else frozenset({"type"}))
             for leaf in others:
                 _check_beside_text(leaf)
         return self._text(texts[0] if len(leaves) == 1 else {})
+
+    def _simple(self, leaf: dict[str, Any], root: dict[str, Any], field: str) -> str:
+        """Return the item of a schema beside texts that are listed."""
+        if leaf["type"] in ("array", "object"):
+            raise NotEnforceable(f"type {leaf['type']!r} beside 'enum'")
+        return self._json(apart(leaf, root), field)
+
+    def _json(self, schema: Any, field: str) -> str:
+        """Return the item of JSON that follows a schema, which the request has in ``field``."""
+        name = f"json_{len(self.rules)}"
+        self.rules.append(rule_of_schema(f"{name}: {json_schema(schema)}", field))
+        return name
 
     def _text(self, schema: dict[str, Any]) -> str:
         """Return the item of a text that ends at the first closing tag."""
@@ -118,12 +148,8 @@ def _check_beside_text(leaf: dict[str, Any]) -> None:
         raise NotEnforceable("'enum' beside texts")
 
 
-def _spelt(leaf: dict[str, Any], types: frozenset[str]) -> str:
-    """Return the item of a schema beside texts that are listed; ``types`` are those that the value may have."""
-    if "enum" not in leaf:
-        if leaf["type"] in ("array", "object"):
-            raise NotEnforceable(f"type {leaf['type']!r} beside 'enum'")
-        return json_schema(leaf)
+def _listed(leaf: dict[str, Any], types: frozenset[str]) -> str:
+    """Return the item of values that are listed; ``types`` are those that the value may have."""
     texts = {value if isinstance(value, str) else to_json(value): value for value in leaf["enum"]}
     good = [text for text, value in texts.items() if json.loads(convert(text, types)) == value and _is_safe(text)]
     if not good:
@@ -133,10 +159,3 @@ def _spelt(leaf: dict[str, Any], types: frozenset[str]) -> str:
 
 def _is_safe(text: str) -> bool:
     return _END not in text and _END_FUNCTION not in text
-
-
-def _error(tool: str, what: str, place: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"tools: the parameters of {tool!r} have {what} at {place}, which cannot be enforced in the tags in which this "
-        "model writes calls"
-    )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
+from inflight.text.output.schemas import NotEnforceable
 from inflight.text.output.tools import Tool, ToolChoice
 
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
 TEXT = "/(?s:.*)/"
 SPACE_RULE = "SPACE: /[ \\n]{1,4}/"
 
@@ -32,23 +33,20 @@ class Shape:
 class Asked:
     """Which calls a request's choice of tools allows."""
 
-    schemas: dict[str, dict[str, Any]]
-    """Those of the arguments of each tool that may be called."""
+    tools: tuple[Tool, ...]
+    """Those that may be called, with the schemas that hold for their arguments.
+
+    Of the schema of a tool that is not strict a notation other than JSON may leave out what it cannot enforce.
+    """
     must: bool
     """Whether there must be a call; otherwise text may stand before the calls, or in their place."""
     several: bool
-    strict: frozenset[str]
-    """The tools whose schema must hold. Of others' schemas a notation other than JSON may leave out what it cannot."""
     thought: tuple[str, ...] = ()
     """The rule ``thought``, of the reasoning with which the output may begin, and what it needs; (): it may not."""
     opening: str = ""
     """The expression of what opens reasoning at the beginning, so that free text must not begin with it."""
     answer: tuple[str, ...] = ()
     """The rule ``answer`` and what it needs: an answer of a form, which may stand in place of calls."""
-
-    def json(self, name: str) -> str:
-        """Return the item of Lark for the arguments of a tool, as JSON."""
-        return json_schema(self.schemas[name])
 
     def text(self, *words: str, excluded: str = "") -> str:
         """Return the terminal of free text that has none of these words in it, and does not begin with reasoning.
@@ -81,11 +79,10 @@ def asked(tools: Sequence[Tool], choice: ToolChoice, parallel: bool, answer: Gui
             return None
         raise InvalidRequest(f"tool_choice is {choice.kind!r} and tools is empty; it must have a tool to choose")
     must = not free
-    schemas = {tool.name: tool.schema if must or tool.strict else ANY_OBJECT for tool in tools}
-    strict = frozenset(tool.name for tool in tools if tool.strict)
+    held = tuple(tool if must or tool.strict else replace(tool, parameters={}) for tool in tools)
     several = parallel and choice.kind != "named"
     beside = answer_rules(answer) if answer is not None and choice.kind == "auto" else ()
-    return Asked(schemas, must, several, strict, answer=beside)
+    return Asked(held, must, several, answer=beside)
 
 
 def answer_rules(answer: Guide) -> tuple[str, ...]:
@@ -147,8 +144,35 @@ def call_rules(calls: Asked, shape: Shape, bodies: Sequence[str]) -> list[str]:
     return [
         f"calls: {join(shape.opening, 'call', more, shape.closing)}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(bodies))),
-        *(f"call_{index}: {body}" for index, body in enumerate(bodies)),
+        *(
+            rule_of_schema(f"call_{index}: {body}", tool.path)
+            for index, (tool, body) in enumerate(zip(calls.tools, bodies, strict=True))
+        ),
     ]
+
+
+def rule_of_schema(rule: str, field: str) -> str:
+    """Return a rule that a schema has been made into; a comment in the line above says which field has the schema."""
+    return f"// {field}\n{rule}"
+
+
+def field_of_schema(grammar: str, line: int) -> str | None:
+    """Return the field that has the schema in a line of a grammar, counted from 1; None: the grammar does not say."""
+    above = grammar.split("\n")[line - 2 : line - 1]
+    return above[0].removeprefix("// ") if above and above[0].startswith("// tools") else None
+
+
+@contextmanager
+def errors_of(tool: Tool) -> Iterator[None]:
+    """Turn errors of a tool's schema, as it becomes a grammar, into InvalidRequest, which names the schema's field."""
+    try:
+        yield
+    except NotEnforceable as error:
+        raise InvalidRequest(
+            f"{tool.path} has {error}, which cannot be enforced in the notation in which this model writes calls"
+        ) from None
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+        raise InvalidRequest(f"{tool.path} is no JSON schema: {error}") from None
 
 
 def start(calls: Asked, called: str, *free: str) -> list[str]:

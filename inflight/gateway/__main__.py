@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import resource
@@ -124,6 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
     except DeploymentError as error:
         print(f"inflight.gateway: {error}", file=sys.stderr)
         return 1
+    gc.collect()
+    gc.freeze()  # what is there now stays, and each look of the garbage collector at it would hold up all streams
     server.run()
     return 0 if server.started else 1
 

@@ -21,11 +21,12 @@ from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, PromptScores, Usage
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
-from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.preparing import prepared
 from inflight.gateway.prompt_log_probs import prompt_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import StreamedCounts, usage_object
+from inflight.gateway.workers import off_loop, written
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 

@@ -23,12 +23,13 @@ from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.guides import FieldGuide, check_guide_size, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
-from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.preparing import prepared
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import StreamedCounts, usage_object
+from inflight.gateway.workers import off_loop, written
 from inflight.text.output.format import ChatFormat
 
 DEFAULT_MAX_TOKENS = 16

@@ -15,13 +15,14 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import internal, invalid
 from inflight.gateway.fields import Fields, Reader, accepted, refused, served, table, unsupported
-from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.preparing import prepared
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
 from inflight.gateway.sampling import request_arguments, truncated
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, mapping, one_of
+from inflight.gateway.workers import off_loop, written
 
 MOST_INPUTS = 2048
 """Inputs of one request: OpenAI's limit."""

@@ -25,6 +25,7 @@ from inflight.client.errors import from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
 from inflight.errors import EngineFailure, InflightError, RequestCancelled
+from inflight.gateway.workers import off_loop
 from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
 
@@ -133,7 +134,7 @@ class EngineClient:
                 if answer.error_message:
                     raise from_wire(answer.error_message)
                 if answer.infer_response.outputs:
-                    delta = read_delta(decode(answer.infer_response))
+                    delta = await _read(answer.infer_response)
                     if delta.finish_reason == "cancelled":
                         raise RequestCancelled("the request was cancelled at the engine")
                     ended += delta.finish_reason is not None
@@ -290,6 +291,10 @@ def pairs(outputs: Mapping[str, np.ndarray], ids: str, log_probs: str) -> list[l
         return []
     rows = zip(outputs[ids][0].tolist(), outputs[log_probs][0].tolist(), strict=True)
     return [list(zip(tokens, values, strict=True)) for tokens, values in rows]
+
+
+async def _read(message: pb.ModelInferResponse) -> EngineDelta:
+    return await off_loop(lambda: read_delta(decode(message)), sum(map(len, message.raw_output_contents)))
 
 
 def _scalar(outputs: Mapping[str, np.ndarray], name: str) -> int:

@@ -6,7 +6,8 @@ collected. What a choice says, joined, does not depend on how the engine cut it 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,14 +15,16 @@ from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
-from inflight.gateway.preparing import off_loop
 from inflight.gateway.request_errors import request_error
+from inflight.gateway.workers import off_loop
 from inflight.text.output.events import CallStart, OutputEvent
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
 
+_AT_ONCE = 512
+"""Log-probs, or tokens without any, that are read in one go: a millisecond or two of the event loop's thread."""
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -99,15 +102,19 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     deltas = gateway.engine.generate(job.request)
     scores: PromptScores | None = None
     waiting: list[EngineDelta] = []
+    size = 1 if job.by_token else max(1, _AT_ONCE // (1 + job.request.top_log_probs))
     try:
         async for delta in deltas:
             scores = scores or await _prompt_scores(delta)
-            waiting += _by_token(delta) if job.by_token else [delta]
+            waiting.append(delta)
             if job.request.prompt_log_probs is not None and scores is None:
                 continue  # they come with one of the choices, and belong before all of them
             for one in waiting:
                 choices[one.index].count(one)
-                yield choices[one.index].push(one, _usage(job.request.prompt, choices), scores)
+                for number, part in enumerate(_parts(one, size)):
+                    if number:
+                        await asyncio.sleep(0)  # others have their turn in between
+                    yield choices[one.index].push(part, _usage(job.request.prompt, choices), scores)
             waiting.clear()
     except InflightError as error:
         raise request_error(error, job.prompt_param, job.guide_param, job.request.guide) from error
@@ -115,19 +122,20 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
         await deltas.aclose()
 
 
-def _by_token(delta: EngineDelta) -> list[EngineDelta]:
-    """Return a delta as deltas of one token each, of which the last one ends as the whole does."""
-    parts = [
-        replace(
+def _parts(delta: EngineDelta, size: int) -> Iterator[EngineDelta]:
+    """Yield a delta as deltas of ``size`` tokens each, of which the last one ends as the whole does."""
+    places = range(0, len(delta.tokens) - size, size)
+    for place in places:
+        yield replace(
             delta,
-            tokens=delta.tokens[place : place + 1],
-            log_probs=delta.log_probs[place : place + 1],
-            top_log_probs=delta.top_log_probs[place : place + 1],
-            finish_reason=None if place < len(delta.tokens) - 1 else delta.finish_reason,
+            tokens=delta.tokens[place : place + size],
+            log_probs=delta.log_probs[place : place + size],
+            top_log_probs=delta.top_log_probs[place : place + size],
+            finish_reason=None,
         )
-        for place in range(len(delta.tokens))
-    ]
-    return parts or [delta]
+    rest = len(places) * size
+    last = {name: getattr(delta, name)[rest:] for name in ("tokens", "log_probs", "top_log_probs")}
+    yield replace(delta, **last) if rest else delta
 
 
 async def _prompt_scores(delta: EngineDelta) -> PromptScores | None:

@@ -196,10 +196,11 @@ class TokenNames:
 
 def chat_log_probs(entries: Sequence[TokenLogProb], names: TokenNames) -> dict[str, Any]:
     """Return ``logprobs`` of a chat's choice."""
-    return {"content": [_chat_entry(entry, names) for entry in entries], "refusal": None}
+    return {"content": [chat_entry(entry, names) for entry in entries], "refusal": None}
 
 
-def _chat_entry(entry: TokenLogProb, names: TokenNames) -> dict[str, Any]:
+def chat_entry(entry: TokenLogProb, names: TokenNames) -> dict[str, Any]:
+    """Return a token's log-prob as chats and responses have it."""
     named = _named(entry.token, entry.log_prob or 0.0, names, entry.bytes)
     return named | {"top_logprobs": [_named(token, value, names) for token, value in entry.top]}
 

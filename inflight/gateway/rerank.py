@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.fields import Fields, Reader, refused, served, table
@@ -16,6 +16,7 @@ from inflight.gateway.scores import texts
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, string
+from inflight.gateway.workers import off_loop, written
 
 RERANK = table(
     REQUEST,
@@ -47,7 +48,9 @@ async def rerank(request: Request) -> Response:
         for index in best
     ]  # fmt: skip
     answer = answer_head(fields, "rerank") | {"object": "list", "model": fields["model"], "results": results}
-    return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
+    answer["usage"] = usage_of(readings, deltas)
+    body = await off_loop(lambda: written(answer), sum(len(documents[index]) for index in best) if shown else 0)
+    return Response(body, media_type="application/json", headers=fields.headers())
 
 
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[str], list[Reading]]:

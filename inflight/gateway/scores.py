@@ -7,13 +7,14 @@ probabilities of the labels behind each item. A body with two texts, vLLM's, ask
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from inflight.gateway.context import Gateway, gateway_of
+from inflight.gateway.engine_client import EngineDelta
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, Reader, refused, served, table
 from inflight.gateway.preparing import prepared
@@ -24,6 +25,7 @@ from inflight.gateway.sampling import check_size
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, label_log_probs, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, list_of, string, wrong
+from inflight.gateway.workers import off_loop, written
 
 MOST_ITEMS = 1024
 _LABELS = list_of(integer(0, 2**31 - 1), 256, least=1)
@@ -75,10 +77,15 @@ async def score(request: Request) -> Response:
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = await while_connected(request, read_all(gateway, readings))
     if "query" not in fields:
-        return _scored(fields, readings, deltas, [relevance(delta) for delta in deltas])
-    scores = [_probabilities(fields, label_log_probs(delta), softmax=False) for delta in deltas]
-    answer: dict[str, Any] = {"object": "scoring", "model": fields["model"], "scores": scores}
-    return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
+        return await _scored(fields, readings, deltas, relevance)
+
+    def write() -> str:
+        scores = [_probabilities(fields, label_log_probs(delta), softmax=False) for delta in deltas]
+        answer: dict[str, Any] = {"object": "scoring", "model": fields["model"], "scores": scores}
+        return written({**answer, "usage": usage_of(readings, deltas)})
+
+    body = await off_loop(write, len(fields["label_token_ids"]) * len(deltas))
+    return Response(body, media_type="application/json", headers=fields.headers())
 
 
 async def generative_scoring(request: Request) -> Response:
@@ -93,15 +100,29 @@ async def generative_scoring(request: Request) -> Response:
     fields, readings = await prepared(request, prepare, grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = await while_connected(request, read_all(gateway, readings))
-    scores = [_probabilities(fields, label_log_probs(delta), softmax=True)[0] for delta in deltas]
-    return _scored(fields, readings, deltas, scores)
+
+    def score_of(delta: EngineDelta) -> float:
+        return _probabilities(fields, label_log_probs(delta), softmax=True)[0]
+
+    return await _scored(fields, readings, deltas, score_of, len(fields["label_token_ids"]))
 
 
-def _scored(fields: Fields, readings: Sequence[Reading], deltas: Any, scores: Sequence[float]) -> Response:
-    """Return vLLM's answer."""
-    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    answer = answer_head(fields, "score") | {"object": "list", "model": fields["model"], "data": data}
-    return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
+async def _scored(
+    fields: Fields,
+    readings: Sequence[Reading],
+    deltas: Sequence[EngineDelta],
+    score_of: Callable[[EngineDelta], float],
+    labels: int = 2,
+) -> Response:
+    """Return vLLM's answer, whose scores are made of the log-probs of so many ``labels`` each."""
+
+    def write() -> str:
+        data = [{"index": index, "object": "score", "score": score_of(delta)} for index, delta in enumerate(deltas)]
+        answer = answer_head(fields, "score") | {"object": "list", "model": fields["model"], "data": data}
+        return written({**answer, "usage": usage_of(readings, deltas)})
+
+    body = await off_loop(write, labels * len(deltas))
+    return Response(body, media_type="application/json", headers=fields.headers())
 
 
 def _only_labels(fields: Fields) -> None:
@@ -188,4 +209,5 @@ def _probabilities(fields: Fields, log_probs: Sequence[float], *, softmax: bool)
         return [math.exp(one) for one in log_probs]
     most = max(log_probs)
     weights = [math.exp(one - most) for one in log_probs]
-    return [weight / math.fsum(weights) for weight in weights]
+    whole = math.fsum(weights)
+    return [weight / whole for weight in weights]

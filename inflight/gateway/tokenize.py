@@ -15,6 +15,7 @@ from inflight.gateway.preparing import prepared
 from inflight.gateway.sampling import encode_texts
 from inflight.gateway.tools import read_tools
 from inflight.gateway.values import anything, boolean, mapping, string, wrong
+from inflight.gateway.workers import written
 
 _MODEL = served("model", string(empty=False), "one of the names that `/v1/models` lists; not needed")
 _SHARED = (
@@ -67,7 +68,7 @@ async def tokenize(request: Request) -> Response:
             "tokens": tokens,
             "token_strs": gateway.tokenizer.pieces(tokens) if fields.get("return_token_strs") else None,
         }
-        return fields, JSONResponse(content, headers=fields.headers())
+        return fields, _response(fields, content)
 
     fields, response = await prepared(request, answer)
     gateway.metrics.ignored_fields(fields.ignored)
@@ -77,9 +78,18 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Answer with the text of ``tokens``, special tokens included."""
     gateway = gateway_of(request)
-    fields, text = await prepared(request, lambda body: _text(gateway, body))
+
+    def answer(body: dict[str, Any]) -> tuple[Fields, Response]:
+        fields, text = _text(gateway, body)
+        return fields, _response(fields, {"prompt": text})
+
+    fields, response = await prepared(request, answer)
     gateway.metrics.ignored_fields(fields.ignored)
-    return JSONResponse({"prompt": text}, headers=fields.headers())
+    return response
+
+
+def _response(fields: Fields, content: dict[str, Any]) -> Response:
+    return Response(written(content), media_type="application/json", headers=fields.headers())
 
 
 def _text(gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, str]:

@@ -18,11 +18,12 @@ from inflight.gateway import preparing
 from inflight.gateway.body import MOST_OF
 from inflight.gateway.completion_choice import CompletionChoice
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.gateway.workers import LARGE as LARGE_BYTES
 from tests.gateway.support.answers import COMPLETIONS, MODEL, chunks, refusal
 from tests.gateway.support.gateways import Inside, inside
 from tests.gateway.support.scripted import scripted
 
-LARGE = "a " * preparing.LARGE
+LARGE = "a " * LARGE_BYTES
 PATIENCE_S = 60
 
 
@@ -165,7 +166,7 @@ def test_many_small_prompts_are_a_large_request(monkeypatch: pytest.MonkeyPatch)
     with recorded() as (running, _), running.client() as client:
         for prompts in ([[5]] * 1000, [[5]]):
             body = {"model": MODEL, "prompt": prompts, "max_tokens": 1}
-            assert len(json.dumps(body)) < preparing.LARGE
+            assert len(json.dumps(body)) < LARGE_BYTES
             assert client.post(COMPLETIONS, json=body).status_code == 200
     assert [name.startswith("prepare") for name in threads] == [True, False]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from json import JSONEncoder
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job
-from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
+from inflight.gateway.log_probs import TokenNames, chat_entry
 from inflight.gateway.preparing import prepared
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.responses.events import ResponseUsage, ResponseWriter
@@ -23,6 +24,7 @@ from inflight.gateway.responses.items import Json
 from inflight.gateway.responses.log_probs import TextLogProbs
 from inflight.gateway.responses.request import ResponsesRequest, read_request
 from inflight.gateway.sse import EventStream, event, while_connected
+from inflight.gateway.workers import off_loop, written
 from inflight.text.output.events import ContentDelta
 
 
@@ -45,7 +47,7 @@ async def create_response(request: Request) -> Response:
     if asked.stream:
         return EventStream(request, answer.stream(deltas), last=b"", on_error=answer.failed, headers=headers)
     body = await while_connected(request, answer.whole(deltas))
-    return Response(json.dumps(body), media_type="application/json", headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
 
 
 class _Answer:
@@ -54,27 +56,34 @@ class _Answer:
     def __init__(self, asked: ResponsesRequest, gateway: Gateway, model: str, job: Job) -> None:
         sampling = {"temperature": job.request.temperature, "top_p": job.request.top_p}
         self._writer = ResponseWriter(asked.shown | sampling, model, seals_reasoning=asked.seals_reasoning)
-        self._names = TokenNames(gateway.tokenizer)
+        self._entry = partial(chat_entry, names=TokenNames(gateway.tokenizer))
+        self._delta = JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=self._entry)
         self._reasoning = ReasoningTokens(job, gateway.tokenizer)
         self._log_probs = TextLogProbs()
+        self._pieces = 0
+        """How much the response has: its tokens, with what log-probs are written with."""
+        self._pieces_each = 8 * (1 + job.request.top_log_probs)
 
     async def stream(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
         """Yield the events as they are sent."""
         async with aclosing(self._events(deltas)) as events:
             async for one in events:
-                yield _encoded(one)
+                if one["type"].endswith(".delta"):
+                    yield event(self._delta.encode(one), one["type"])
+                else:
+                    yield await off_loop(partial(self._encoded, one), self._pieces)
 
-    async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> Json:
-        """Return the response of the last event."""
+    async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> str:
+        """Return the response of the last event, as JSON."""
         response: Json = {}
         async with aclosing(self._events(deltas)) as events:
             async for one in events:
                 response = one.get("response", response)
-        return response
+        return await off_loop(partial(self._written, response), self._pieces)
 
     def failed(self, error: ApiError) -> bytes:
         """Return the events with which a stream fails."""
-        return b"".join(map(_encoded, self._writer.fail(error)))
+        return b"".join(map(self._encoded, self._writer.fail(error)))
 
     async def _events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[Json, None]:
         """Yield the events; the first ones come with the engine's first answer."""
@@ -89,17 +98,18 @@ class _Answer:
                     yield one
 
     def _add(self, delta: ChoiceDelta) -> list[Json]:
+        self._pieces += len(delta.token_ids) * self._pieces_each
         self._reasoning.add(delta)
         self._log_probs.add(delta.log_probs)
         events: list[Json] = []
         for output in delta.events:
             if isinstance(output, ContentDelta):
-                events += self._writer.add(output, self._scores(self._log_probs.take(output.text)))
+                events += self._writer.add(output, self._log_probs.take(output.text))
             else:
                 self._log_probs.leave()
                 events += self._writer.add(output)
         if rest := self._log_probs.rest():
-            events += self._writer.add_log_probs(self._scores(rest))
+            events += self._writer.add_log_probs(rest)
         if delta.finish_reason:
             usage = delta.usage
             counts = ResponseUsage(
@@ -108,9 +118,8 @@ class _Answer:
             events += self._writer.finish(cut=delta.finish_reason == "length", usage=counts)
         return events
 
-    def _scores(self, entries: Sequence[TokenLogProb]) -> list[Json]:
-        return list(chat_log_probs(entries, self._names)["content"])
+    def _encoded(self, one: Json) -> bytes:
+        return event(self._written(one), one["type"])
 
-
-def _encoded(one: Json) -> bytes:
-    return event(json.dumps(one), one["type"])
+    def _written(self, value: Json) -> str:
+        return written(value, self._entry)

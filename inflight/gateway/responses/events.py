@@ -1,7 +1,7 @@
 """The events of a response, in order, and the response that they lead to.
 
 Both forms of an answer are made here: a stream sends the events, and an answer that is not streamed is the response
-of the last of them.
+of the last of them. Log-probs are in them as they come; whoever writes the events spells them out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.gateway.errors import ApiError
+from inflight.gateway.log_probs import TokenLogProb
 from inflight.gateway.responses.items import (
     COMPLETED,
     IN_PROGRESS,
@@ -74,7 +75,7 @@ class ResponseWriter:
         response = self._response(IN_PROGRESS)
         return [self._event({"type": f"response.{kind}", "response": response}) for kind in ("created", "in_progress")]
 
-    def add(self, output: OutputEvent, log_probs: Sequence[Json] = ()) -> list[Json]:
+    def add(self, output: OutputEvent, log_probs: Sequence[TokenLogProb] = ()) -> list[Json]:
         """Take what the model puts out next; return its events."""
         match output:
             case ContentDelta(text):
@@ -86,7 +87,7 @@ class ResponseWriter:
             case ArgumentsDelta(_, text):
                 return self._more(CallItem, text)
 
-    def add_log_probs(self, log_probs: Sequence[Json]) -> list[Json]:
+    def add_log_probs(self, log_probs: Sequence[TokenLogProb]) -> list[Json]:
         """Take log-probs of text that has been added before; return their event."""
         return self._more(MessageItem, "", log_probs)
 
@@ -116,7 +117,7 @@ class ResponseWriter:
         events.append(self._event({"type": "error", **fields, **error.body()}))
         return [*events, self._event({"type": "response.failed", "response": self._response("failed", error=told)})]
 
-    def _more(self, kind: type[OutputItem], text: str, log_probs: Sequence[Json] = ()) -> list[Json]:
+    def _more(self, kind: type[OutputItem], text: str, log_probs: Sequence[TokenLogProb] = ()) -> list[Json]:
         events = []
         if not isinstance(self._open, kind):
             events = self._begin(ReasoningItem(self._seals_reasoning) if kind is ReasoningItem else kind())

@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from inflight.gateway.log_probs import TokenLogProb
 from inflight.gateway.opaque_reasoning import seal_reasoning
 from inflight.gateway.partial_json import is_object
 
 Json = dict[str, Any]
+"""What JSON has, with log-probs as they come."""
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
@@ -34,7 +36,7 @@ class OutputItem(ABC):
         """What has been written so far."""
         return "".join(self._pieces)
 
-    def add(self, text: str, log_probs: Sequence[Json]) -> Json:
+    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> Json:
         """Take more text; return the event that tells it."""
         self._pieces.append(text)
         return self._event(self.delta, delta=text)
@@ -83,12 +85,12 @@ class MessageItem(_WithPart):
 
     def __init__(self) -> None:
         super().__init__()
-        self._log_probs: list[Json] = []
+        self._log_probs: list[TokenLogProb] = []
 
     def part(self) -> Json:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._log_probs)}
 
-    def add(self, text: str, log_probs: Sequence[Json]) -> Json:
+    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> Json:
         self._log_probs += log_probs
         return super().add(text, ()) | {"content_index": 0, "logprobs": list(log_probs)}
 
@@ -113,7 +115,7 @@ class ReasoningItem(_WithPart):
     def part(self) -> Json:
         return {"type": "reasoning_text", "text": self.text}
 
-    def add(self, text: str, log_probs: Sequence[Json]) -> Json:
+    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> Json:
         return super().add(text, ()) | {"content_index": 0}
 
     def whole(self, status: str) -> Json:

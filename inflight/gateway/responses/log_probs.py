@@ -53,7 +53,8 @@ class TextLogProbs:
             raw = self._waiting[count].bytes
             self._beyond, self._owed = raw[self._owed :], max(0, self._owed - len(raw))
             count += 1
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        taken = self._waiting[:count]
+        del self._waiting[:count]
         return taken
 
     def _skip_to(self, raw: bytes, waiting: bytes) -> None:

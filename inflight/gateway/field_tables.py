@@ -78,7 +78,9 @@ _SAMPLING = (
         "log-probs of the prompt's tokens, and of so many of the likeliest at each position, in vLLM's form",
     ),
     served(
-        "truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of the prompt's end; -1: as many as fit"
+        "truncate_prompt_tokens",
+        integer(-1, _INT32),
+        "keep so many tokens of the prompt's end; -1: as many as leave room for the answer",
     ),
 )
 _GUIDES = (

@@ -49,7 +49,7 @@ class GatewayMetrics:
         self._of("slow_clients_total").labels(route).inc()
 
     def first_token(self, route: str, seconds: float) -> None:
-        """Count the first token of an answer, ``seconds`` after its request's arrival."""
+        """Count the first token of a request, ``seconds`` after its arrival."""
         self._of("time_to_first_token_seconds").labels(route).observe(seconds)
 
     def output_tokens(self, route: str, count: int) -> None:

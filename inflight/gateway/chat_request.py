@@ -52,7 +52,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         ids,
         "messages",
         **sampling_arguments(fields, gateway),
-        max_tokens=fields.get("max_completion_tokens", fields.get("max_tokens")),
+        max_tokens=fields.either("max_completion_tokens", "max_tokens"),
         stream=stream,
         guide=guide.guide,
         guide_start_ids=guide.start_ids,

@@ -83,7 +83,7 @@ def _job(
         fields,
         gateway,
         prompt.ids,
-        "prompt",
+        prompt.param,
         **arguments,
         max_tokens=max(1, most),
         guide=guide and guide.guide,
@@ -100,6 +100,7 @@ def _job(
         ChatFormat(gateway.tokenizer),
         show_special=not fields.get("skip_special_tokens", True),
         show_stop=fields.get("include_stop_str_in_output", False),
+        prompt_param=prompt.param,
         guide_param=guide.param if guide else "",
     )
 
@@ -110,7 +111,7 @@ class CompletionAnswer:
     def __init__(
         self, fields: Fields, gateway: Gateway, model: str, jobs: Sequence[Job], prompts: Sequence[Prompt]
     ) -> None:
-        given = fields.get("request_id", fields.get("rid"))
+        given = fields.either("request_id", "rid")
         self._head = {
             "id": f"cmpl-{given or secrets.token_hex(16)}",
             "object": "text_completion",

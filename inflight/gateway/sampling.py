@@ -240,11 +240,16 @@ def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_token
         fields: of the request.
         prompt: token ids.
         max_tokens: of the answer, for which -1 keeps room; None: the request has none.
+
+    Raises:
+        ApiError: 400: nothing would be left.
     """
     kept = fields.get("truncate_prompt_tokens")
     if kept == -1:
         longest, default = gateway.max_model_len, gateway.deployment.limits.default_max_tokens
         kept = prompt_room(gateway, default) if longest is None or max_tokens is None else max(1, longest - max_tokens)
+    if kept == 0:
+        raise invalid("truncate_prompt_tokens is 0; a prompt has at least one token", "truncate_prompt_tokens")
     return prompt if kept is None else prompt[max(0, len(prompt) - kept) :]
 
 

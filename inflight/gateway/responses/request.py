@@ -52,7 +52,7 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
 
     Args:
         body: the JSON object of the request.
-        strict: whether fields that are not known are refused; those inside of others are only named.
+        strict: whether fields that would have no effect are refused.
 
     Raises:
         ApiError: 400, naming the field by its path.
@@ -88,7 +88,7 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
         log_probs=log_probs,
         seals_reasoning=SEALED_REASONING in included,
         names=_NAMES.at(messages=turns.places(), tools=tools.places),
-        ignored=(*fields.ignored, *ignored),
+        ignored=fields.naming(ignored, strict=strict).ignored,
     )
 
 

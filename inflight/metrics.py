@@ -235,7 +235,8 @@ GATEWAY = (
     _gateway("running_requests", "Requests under way", labels={"route": ()}),
     _gateway(
         "time_to_first_token_seconds",
-        "Arrival at the gateway to the engine's first token, streamed or not",
+        "Arrival at the gateway to the first token that the engine makes for any prompt or choice of the request, "
+        "streamed or not",
         labels={"route": ()},
         buckets=SECONDS,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 
 from inflight.gateway.embeddings import EMBEDDINGS
 from inflight.gateway.field_tables import CHAT, COMPLETIONS
@@ -25,8 +26,17 @@ Each field that clients of OpenAI, Anthropic, vLLM, SGLang and llama.cpp are kno
   asks for nothing. Such values stand in brackets.
 
 A null is an absent field. A field that is in no table is let through: the header `x-ignored-fields` of the answer names
-it, and `inflight_gateway_ignored_fields_total` counts it. With `gateway.strict_fields: true` it is refused. What the
-fields mean together is in [the gateway's semantics](gateway-semantics.md) and [the APIs of agents](gateway-agents.md).
+it, and `inflight_gateway_ignored_fields_total` counts it. With `gateway.strict_fields: true` it is refused. The same
+holds for a field inside of another, which is named by its path, such as `tools[0].function.foo`. What the fields mean
+together is in [the gateway's semantics](gateway-semantics.md) and [the APIs of agents](gateway-agents.md).
+"""
+_INSIDE = """
+## Inside of the fields of chats
+
+Fields of a message that the checkpoint's chat template reads are known besides.
+
+| in | known | refused |
+|---|---|---|
 """
 _TITLES = {
     "/v1/chat/completions": CHAT,
@@ -43,7 +53,19 @@ _TITLES = {
 
 def fields_page() -> str:
     """Return the page about the fields of bodies."""
-    return _HEAD + "".join(f"\n## `{path}`\n\n{_table(fields)}" for path, fields in _TITLES.items())
+    tables = "".join(f"\n## `{path}`\n\n{_table(fields)}" for path, fields in _TITLES.items())
+    return _HEAD + tables + _INSIDE + "".join(_rows_inside())
+
+
+def _rows_inside() -> Iterator[str]:
+    """Yield a row for each object inside of a chat's fields."""
+    shapes = [(one.name, one.inside) for one in CHAT.values() if one.inside is not None]
+    while shapes:
+        path, shape = shapes.pop(0)
+        known, refused = ([name for name, one in shape.items() if isinstance(one, Field) is no] for no in (False, True))
+        shapes[:0] = [(f"{path}.{name}", one) for name, one in shape.items() if isinstance(one, Mapping)]
+        reasons = "; ".join(f"`{name}`: {shape[name].doc}" for name in refused)
+        yield f"| `{path}` | {', '.join(f'`{name}`' for name in sorted(known))} | {reasons} |\n"
 
 
 def _table(fields: Table) -> str:

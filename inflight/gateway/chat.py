@@ -35,7 +35,7 @@ async def chat_completions(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
-        fields = CHAT_READER.read(body, strict=gateway.settings.strict_fields)
+        fields = CHAT_READER.read(body, strict=gateway.settings.strict_fields, spared=gateway.template_reads)
         model = gateway.check_model(fields["model"])
         job = chat_job(request, fields, gateway, stream=wants_stream(fields))
         return fields, job, ChatAnswer(fields, gateway, model, job)
@@ -54,7 +54,7 @@ class ChatAnswer:
 
     def __init__(self, fields: Fields, gateway: Gateway, model: str, job: Job) -> None:
         self._fields, self._job = fields, job
-        given = fields.get("request_id", fields.get("rid"))
+        given = fields.either("request_id", "rid")
         self._head = {
             "id": f"chatcmpl-{given or secrets.token_hex(16)}",
             "created": int(time.time()),

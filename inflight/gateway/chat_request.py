@@ -19,6 +19,7 @@ from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, sampling_arguments
 from inflight.gateway.tools import read_tools
+from inflight.gateway.values import same
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.messages import Message
 from inflight.text.output.tools import Tool
@@ -51,7 +52,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         ids,
         "messages",
         **sampling_arguments(fields, gateway),
-        max_tokens=fields.get("max_completion_tokens", fields.get("max_tokens")),
+        max_tokens=fields.either("max_completion_tokens", "max_tokens"),
         stream=stream,
         guide=guide.guide,
         guide_start_ids=guide.start_ids,
@@ -123,7 +124,7 @@ def _template_options(
         options["documents"] = fields["documents"]
     if "reasoning_effort" in fields:
         for name, value in _reasoning_effort(fields["reasoning_effort"], template, gateway).items():
-            if options.setdefault(name, value) != value:
+            if not same(options.setdefault(name, value), value):
                 path = f"chat_template_kwargs.{name}"
                 raise invalid(f"{path} and reasoning_effort contradict each other; give one of them", path)
     return options
@@ -140,13 +141,12 @@ def _given_options(fields: Fields) -> dict[str, Any]:
 
 
 def _reasoning_effort(effort: str, template: ChatTemplate, gateway: Gateway) -> dict[str, Any]:
-    if template.uses("reasoning_effort"):
-        return {"reasoning_effort": effort}
-    if template.uses("enable_thinking"):
-        if effort == "none":
-            return {"enable_thinking": False}
-    elif effort == "none" and not gateway.chat_format.has_reasoning:
-        return {}
+    """Return the template's variables that a level of reasoning sets; ``none`` switches thinking off where it can."""
+    options: dict[str, Any] = {"reasoning_effort": effort} if template.uses("reasoning_effort") else {}
+    if effort == "none" and template.uses("enable_thinking"):
+        options["enable_thinking"] = False
+    if options or (effort == "none" and not gateway.chat_format.has_reasoning):
+        return options
     raise unsupported(
         "reasoning_effort", f"reasoning_effort is {effort[:64]}; this checkpoint's chat template has no such levels"
     )

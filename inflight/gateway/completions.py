@@ -16,13 +16,12 @@ from starlette.responses import Response
 
 from inflight.gateway.completion_choice import CompletionChoice
 from inflight.gateway.context import Gateway, gateway_of
-from inflight.gateway.counting import counted
+from inflight.gateway.counting import counted_all
 from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.guides import FieldGuide, check_guide_size, read_guide
-from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.preparing import prepared
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
@@ -41,7 +40,7 @@ async def completions(request: Request) -> Response:
     gateway = gateway_of(request)
     fields, jobs, answer = await prepared(request, lambda body: _prepare(request, gateway, body))
     gateway.metrics.ignored_fields(fields.ignored)
-    deltas = merged([counted(request, gateway, job) for job in jobs], AT_ONCE)
+    deltas = counted_all(request, gateway, jobs)
     if wants_stream(fields):
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
@@ -85,7 +84,7 @@ def _job(
         fields,
         gateway,
         prompt.ids,
-        "prompt",
+        prompt.param,
         **arguments,
         max_tokens=max(1, most),
         guide=guide and guide.guide,
@@ -102,6 +101,7 @@ def _job(
         ChatFormat(gateway.tokenizer),
         show_special=not fields.get("skip_special_tokens", True),
         show_stop=fields.get("include_stop_str_in_output", False),
+        prompt_param=prompt.param,
         guide_param=guide.param if guide else "",
     )
 
@@ -112,7 +112,7 @@ class CompletionAnswer:
     def __init__(
         self, fields: Fields, gateway: Gateway, model: str, jobs: Sequence[Job], prompts: Sequence[Prompt]
     ) -> None:
-        given = fields.get("request_id", fields.get("rid"))
+        given = fields.either("request_id", "rid")
         self._head = {
             "id": f"cmpl-{given or secrets.token_hex(16)}",
             "object": "text_completion",

@@ -78,6 +78,10 @@ class Gateway:
         """Tokens of a prompt and its output together, at most; None: only the engine knows."""
         return self.deployment.max_sequence_length(self.tokenizer.config.max_length)
 
+    def template_reads(self, name: str) -> bool:
+        """Return whether the chat template reads fields of this name."""
+        return self.chat_template is not None and self.chat_template.reads(name)
+
     def check_model(self, name: object) -> str:
         """Return the name of the model that a request names in ``model``.
 

@@ -3,6 +3,7 @@ llama.cpp does here. docs/openai-fields.md is written from them."""
 
 from __future__ import annotations
 
+from inflight.gateway.chat_shapes import CACHE_OPTIONS, MESSAGE, RESPONSE_FORMAT, TOOL, TOOL_CHOICE
 from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
 from inflight.gateway.values import (
     anything,
@@ -78,7 +79,9 @@ _SAMPLING = (
         "log-probs of the prompt's tokens, and of so many of the likeliest at each position, in vLLM's form",
     ),
     served(
-        "truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of the prompt's end; -1: as many as fit"
+        "truncate_prompt_tokens",
+        integer(-1, _INT32),
+        "keep so many tokens of the prompt's end; -1: as many as leave room for the answer",
     ),
 )
 _GUIDES = (
@@ -123,7 +126,7 @@ _REQUEST = (
     accepted("metadata", mapping(), "it describes stored answers, and none are stored"),
     accepted("prompt_cache_key", string(), "every prompt shares the prefix cache"),
     accepted("prompt_cache_retention", string(), "`kv_cache` of the deployment says what is kept"),
-    accepted("prompt_cache_options", mapping(), "`kv_cache` of the deployment says what is kept"),
+    accepted("prompt_cache_options", mapping(), "`kv_cache` of the deployment says what is kept", CACHE_OPTIONS),
     accepted("service_tier", one_of("auto", "default"), "there is one tier; `priority` orders requests"),
 )
 _REFUSED = (
@@ -157,6 +160,13 @@ _REFUSED = (
     *refused("cache_prompt", "`kv_cache.prefix_reuse` of the deployment decides it", True),
 )
 
+_RESPONSE_FORMAT = served(
+    "response_format",
+    anything(),
+    "text, json_object (a schema may be given), json_schema or structural_tag",
+    RESPONSE_FORMAT,
+)
+
 _TEMPLATE = (
     served("chat_template_kwargs", mapping(), "variables of the checkpoint's chat template"),
     served("add_generation_prompt", boolean(), "false: the prompt does not begin the assistant's message"),
@@ -184,14 +194,14 @@ CHAT: Table = table(
     _REQUEST,
     _TEMPLATE,
     _REFUSED,
-    served("messages", anything(), "roles system, developer, user, assistant and tool; text only"),
+    served("messages", anything(), "roles system, developer, user, assistant and tool; text only", MESSAGE),
     served("max_completion_tokens", integer(1, _INT32), "most tokens to generate; without it: the rest of the context"),
     served("max_tokens", integer(1, _INT32), "the older name of `max_completion_tokens`"),
     served("logprobs", boolean(), "log-probs of the tokens, by the model itself: before temperature and penalties"),
     served("top_logprobs", integer(0, 20), "so many of the likeliest tokens at each position; needs `logprobs`"),
-    served("response_format", anything(), "text, json_object (a schema may be given), json_schema or structural_tag"),
-    served("tools", anything(), "functions that the model may call, where its chat format is known"),
-    served("tool_choice", anything(), "none, auto, required, one function, or `allowed_tools`"),
+    _RESPONSE_FORMAT,
+    served("tools", anything(), "functions that the model may call, where its chat format is known", TOOL),
+    served("tool_choice", anything(), "none, auto, required, one function, or `allowed_tools`", TOOL_CHOICE),
     served("parallel_tool_calls", boolean(), "false: one call at most"),
     accepted("modalities", list_of(one_of("text"), 1), "answers are text"),
     accepted("verbosity", one_of("medium"), "`medium` is what the model does by itself; other values are refused"),
@@ -219,7 +229,7 @@ COMPLETIONS: Table = table(
     served("echo", boolean(), "begin the text, and the log-probs, with the prompt"),
     served("best_of", integer(1, 128), "must be equal to `n`: no choices are made and dropped"),
     served("add_special_tokens", boolean(), "true without it: a prompt of text gets the checkpoint's special tokens"),
-    served("response_format", anything(), "text, json_object (a schema may be given), json_schema or structural_tag"),
+    _RESPONSE_FORMAT,
     refused("suffix", "the models served fill no gaps", ""),
     refused("prompt_embeds", "prompts are text or token ids"),
     refused("max_completion_tokens", "use `max_tokens`"),

@@ -7,22 +7,25 @@ Each endpoint has one table. A field is in one of three states, and docs/openai-
 - *accepted*: its value is checked, and there is nothing to do for it here; the table says why.
 
 A null is an absent field. A field that no table knows is let through, named in the header ``x-ignored-fields`` and
-counted; with ``gateway.strict_fields`` it is refused.
+counted; with ``gateway.strict_fields`` it is refused. So is one inside of another field, by its path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from inflight.errors import nearest
-from inflight.gateway.errors import ApiError
+from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.values import Kind, anything, same, shown
 
 State = Literal["served", "refused", "accepted"]
 IGNORED_HEADER = "x-ignored-fields"
 _MOST_NAMES, _NAME_CHARACTERS = 20, 64
+Shape = Mapping[str, Any]
+"""The fields that an object may have: each with the shape of the objects in its value, None where these may have any
+fields, or a ``Field`` that is refused. A list counts as its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,21 @@ class Field:
     """What it does here; of a refused field, why, or what to use instead."""
     neutral: tuple[Any, ...] = ()
     """Values of a refused field that ask for nothing, and are accepted."""
+    inside: Shape | None = None
+    """The fields that the objects in its value may have; None: the kind, or whoever reads the value, checks them."""
 
 
 Table = Mapping[str, Field]
 
 
-def served(name: str, kind: Kind, doc: str) -> Field:
+def served(name: str, kind: Kind, doc: str, inside: Shape | None = None) -> Field:
     """Return a field that is served."""
-    return Field(name, "served", kind, doc)
+    return Field(name, "served", kind, doc, inside=inside)
 
 
-def accepted(name: str, kind: Kind, doc: str) -> Field:
+def accepted(name: str, kind: Kind, doc: str, inside: Shape | None = None) -> Field:
     """Return a field for which there is nothing to do here."""
-    return Field(name, "accepted", kind, doc)
+    return Field(name, "accepted", kind, doc, inside=inside)
 
 
 def refused(names: str, doc: str, *neutral: Any) -> list[Field]:
@@ -73,6 +78,16 @@ class Fields:
         """Return the value of a field, or ``default`` where it is absent or null."""
         return self.values.get(name, default)
 
+    def either(self, name: str, other: str) -> Any:
+        """Return the value of a field that has two names; None: neither is given.
+
+        Raises:
+            ApiError: 400: both are given, and say different things.
+        """
+        if name in self and other in self and not same(self[name], self[other]):
+            raise invalid(f"{name} and {other} contradict each other; give one of them", other)
+        return self.get(name, self.get(other))
+
     def __getitem__(self, name: str) -> Any:
         """Return the value of a field that is given."""
         return self.values[name]
@@ -80,6 +95,16 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         """Whether the field is given."""
         return name in self.values
+
+    def naming(self, paths: Sequence[str], *, strict: bool) -> Fields:
+        """Return the same fields, with the paths of fields inside of them that have no effect.
+
+        Raises:
+            ApiError: 400: there are some, and fields are ``strict``.
+        """
+        if paths and strict:
+            raise _unknown(paths[0])
+        return replace(self, ignored=(*self.ignored, *paths))
 
     def headers(self) -> dict[str, str]:
         """Return the header that names what was ignored; {} where nothing was."""
@@ -97,18 +122,22 @@ class Reader:
     fields: Table
     required: tuple[str, ...] = ()
 
-    def read(self, body: Mapping[str, Any], *, strict: bool = False) -> Fields:
+    def read(
+        self, body: Mapping[str, Any], *, strict: bool = False, spared: Callable[[str], bool] = lambda name: False
+    ) -> Fields:
         """Check a body and return its fields.
 
         Args:
             body: the JSON object of the request.
             strict: whether fields that are not known are refused.
+            spared: whether the chat template reads fields of a name inside of others.
 
         Raises:
             ApiError: 400, naming the field by its path.
         """
         values: dict[str, Any] = {}
         ignored: list[str] = []
+        inside: list[str] = []
         for name, value in body.items():
             if value is None:
                 continue
@@ -116,20 +145,25 @@ class Reader:
             if known is None:
                 ignored.append(name)
             elif known.state == "refused":
-                _refuse(known, value)
+                _refuse(known, value, name)
             else:
                 values[name] = known.kind.read(value, name)
+                if known.inside is not None:
+                    inside += _unknown_inside(value, known.inside, name, spared)
         if ignored and strict:
-            raise self._unknown(ignored[0])
+            raise _unknown(ignored[0], self.fields)
         for name in self.required:
             if name not in values:
                 raise ApiError(400, f"{name} is missing", code="missing_required_parameter", param=name)
-        return Fields(values, tuple(ignored))
+        return Fields(values, tuple(ignored)).naming(inside, strict=strict)
 
-    def _unknown(self, name: str) -> ApiError:
-        short = name[:_NAME_CHARACTERS]
-        message = f"{short} is not a known field{nearest(short, self.fields)}"
-        return ApiError(400, message, code="unknown_parameter", param=short)
+
+def _unknown(name: str, known: Iterable[str] = ()) -> ApiError:
+    """Return the error of a field without effect; one of the ``known`` names may be meant."""
+    short = name[:_NAME_CHARACTERS]
+    near = nearest(short, known)
+    message = f"{short} is not a known field{near}" if known else f"{short} has no effect here; leave it out"
+    return ApiError(400, message, code="unknown_parameter", param=short)
 
 
 def unsupported(param: str, message: str) -> ApiError:
@@ -137,10 +171,38 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
-def _refuse(known: Field, value: Any) -> None:
+def _unknown_inside(value: Any, shape: Shape, path: str, spared: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the paths of what is not known inside of a value; a null is an absent field.
+
+    Args:
+        value: of a field, as JSON has it; what is neither an object nor a list has no fields.
+        shape: what the objects in it may have.
+        path: of the value.
+        spared: whether something else reads the fields of a name.
+
+    Raises:
+        ApiError: 400: a field is known and not served.
+    """
+    if isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from _unknown_inside(one, shape, f"{path}[{index}]", spared)
+        return
+    for name, one in value.items() if isinstance(value, dict) else ():
+        inner, place = shape.get(name), f"{path}.{name}"
+        if one is None:
+            continue
+        if isinstance(inner, Field):
+            _refuse(inner, one, place)
+        elif inner is not None:
+            yield from _unknown_inside(one, inner, place, spared)
+        elif name not in shape and not spared(name):
+            yield place
+
+
+def _refuse(known: Field, value: Any, path: str) -> None:
     """Raise ApiError, unless a refused field has a value that asks for nothing."""
     if not any(same(value, one) for one in known.neutral):
-        raise unsupported(known.name, f"{known.name} is {shown(value)}, which is not supported: {known.doc}")
+        raise unsupported(path, f"{path} is {shown(value)}, which is not supported: {known.doc}")
 
 
 def _header_word(name: str) -> str:

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields
-from inflight.gateway.values import shown, wrong
+from inflight.gateway.values import boolean, shown, string, wrong
 from inflight.sampling import Guide, GuideKind, unique_keys
 
 ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
 """What ``json_object`` asks for. The engine's own kind ``json`` is any value: a number is one too."""
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
+_SCHEMA_OF = {"schema": "json_object", "json_schema": "json_schema"}
+"""Fields of a response_format that have a schema, and the type that each belongs to."""
+_ABOUT_SCHEMA = {"name": string(), "description": string(), "strict": boolean()}
 
 
 class FieldGuide(NamedTuple):
@@ -68,6 +71,9 @@ def _response_format(value: Any) -> FieldGuide | None:
     kind = value.get("type")
     if kind not in _TYPES:
         raise invalid(f"{path}.type is {shown(kind)}; it must be one of {', '.join(_TYPES)}", f"{path}.type")
+    for name, needed in _SCHEMA_OF.items():
+        if value.get(name) is not None and kind != needed:
+            raise invalid(f"{path}.{name} is given; it needs the type {needed}, and not {kind}", f"{path}.{name}")
     if kind == "text":
         return None
     if kind == "json_object":  # llama.cpp's clients put a schema beside it
@@ -78,7 +84,12 @@ def _response_format(value: Any) -> FieldGuide | None:
     described = value.get("json_schema")
     if not isinstance(described, dict):
         raise wrong(f"{path}.json_schema", described, "an object with name and schema")
-    return _guide("json_schema", described.get("schema", {}), f"{path}.json_schema.schema")
+    path += ".json_schema"
+    for name, wanted in _ABOUT_SCHEMA.items():
+        if described.get(name) is not None:
+            wanted.read(described[name], f"{path}.{name}")
+    schema = described.get("schema")
+    return _guide("json_schema", {} if schema is None else schema, f"{path}.schema")
 
 
 def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:

@@ -15,7 +15,9 @@ CONTENT_TYPE: str = prometheus_client.CONTENT_TYPE_LATEST
 OTHER = "other"
 """The label of fields beyond ``MOST_FIELDS`` names, and of names that are no words: clients choose them."""
 MOST_FIELDS = 100
-_FIELD = re.compile(r"\w{1,64}", re.ASCII)
+_FIELD = re.compile(r"\w+(\[\]|\.\w+)*", re.ASCII)
+_MOST_CHARACTERS = 64
+_INDEX = re.compile(r"\[\d+\]", re.ASCII)
 
 
 class GatewayMetrics:
@@ -49,7 +51,7 @@ class GatewayMetrics:
         self._of("slow_clients_total").labels(route).inc()
 
     def first_token(self, route: str, seconds: float) -> None:
-        """Count the first token of an answer, ``seconds`` after its request's arrival."""
+        """Count the first token of a request, ``seconds`` after its arrival."""
         self._of("time_to_first_token_seconds").labels(route).observe(seconds)
 
     def output_tokens(self, route: str, count: int) -> None:
@@ -68,9 +70,10 @@ class GatewayMetrics:
         self._of("engine_ready").set(int(ready))
 
     def _field(self, name: str) -> str:
+        name = _INDEX.sub("[]", name)
         if name in self._fields:
             return name
-        if len(self._fields) == MOST_FIELDS or not _FIELD.fullmatch(name):
+        if len(self._fields) == MOST_FIELDS or len(name) > _MOST_CHARACTERS or not _FIELD.fullmatch(name):
             return OTHER
         self._fields.add(name)
         return name

@@ -20,6 +20,8 @@ class Prompt:
     """One prompt."""
 
     ids: list[int]
+    param: str
+    """Its path in the request."""
     text: str | None = None
     """As it was given; None: as token ids."""
 
@@ -33,7 +35,8 @@ def read_prompts(
         ApiError: 400, naming the prompt by its path.
     """
     if isinstance(value, str):
-        return _texts([value], gateway, add_special_tokens, param)
+        [ids] = encode_texts(gateway, [value], param, add_special_tokens=add_special_tokens)
+        return [Prompt(ids, param, value)]
     if not isinstance(value, list) or not value:
         raise wrong(param, value, _WANTED)
     if all(isinstance(one, int) and not isinstance(one, bool) for one in value):
@@ -41,15 +44,12 @@ def read_prompts(
     if len(value) > most:
         raise invalid(f"{param} has {len(value)} prompts; the limit is {most}", param)
     if all(isinstance(one, str) for one in value):
-        return _texts(value, gateway, add_special_tokens, param)
+        encoded = encode_texts(gateway, value, param, add_special_tokens=add_special_tokens)
+        given = enumerate(zip(encoded, value, strict=True))
+        return [Prompt(ids, f"{param}[{index}]", text) for index, (ids, text) in given]
     if all(isinstance(one, list) for one in value):
         return [_ids(one, f"{param}[{index}]", gateway) for index, one in enumerate(value)]
     raise invalid(f"{param} has {shown(value)}; it must be {_WANTED}", param)
-
-
-def _texts(texts: Sequence[str], gateway: Gateway, add_special_tokens: bool, param: str) -> list[Prompt]:
-    encoded = encode_texts(gateway, texts, param, add_special_tokens=add_special_tokens)
-    return [Prompt(ids, text) for ids, text in zip(encoded, texts, strict=True)]
 
 
 def _ids(value: Sequence[Any], path: str, gateway: Gateway) -> Prompt:
@@ -57,4 +57,4 @@ def _ids(value: Sequence[Any], path: str, gateway: Gateway) -> Prompt:
     for index, one in enumerate(value):
         if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < size:
             raise wrong(f"{path}[{index}]", one, f"a token id from 0 to {size - 1}")
-    return Prompt(list(value))
+    return Prompt(list(value), path)

@@ -233,9 +233,28 @@ def generate_request(
 
 
 def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_tokens: int | None) -> Sequence[int]:
-    """Return the end of the prompt, where ``truncate_prompt_tokens`` asks for it."""
+    """Return the end of the prompt, where ``truncate_prompt_tokens`` asks for it.
+
+    Args:
+        gateway: knows the longest context.
+        fields: of the request.
+        prompt: token ids.
+        max_tokens: of the answer, for which -1 keeps room; None: the request has none.
+
+    Raises:
+        ApiError: 400: nothing would be left.
+    """
     kept = fields.get("truncate_prompt_tokens")
     if kept == -1:
-        longest = gateway.max_model_len
-        kept = None if longest is None else max(1, longest - (max_tokens or 1))
+        longest, default = gateway.max_model_len, gateway.deployment.limits.default_max_tokens
+        kept = prompt_room(gateway, default) if longest is None or max_tokens is None else max(1, longest - max_tokens)
+    if kept == 0:
+        raise invalid("truncate_prompt_tokens is 0; a prompt has at least one token", "truncate_prompt_tokens")
     return prompt if kept is None else prompt[max(0, len(prompt) - kept) :]
+
+
+def prompt_room(gateway: Gateway, answer: int) -> int | None:
+    """Return how many tokens a prompt may have beside an answer that may be shorter than asked for: half of the
+    context at least. None: the longest context is not known."""
+    longest = gateway.max_model_len
+    return None if longest is None else longest - min(answer, longest // 2)

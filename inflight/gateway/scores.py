@@ -200,7 +200,7 @@ def _path(items: Any, number: int) -> str:
 
 
 def _join(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
-    return Prompt(item.ids + query.ids if item_first else query.ids + item.ids)
+    return Prompt(item.ids + query.ids if item_first else query.ids + item.ids, item.param)
 
 
 def _probabilities(fields: Fields, log_probs: Sequence[float], *, softmax: bool) -> list[float]:

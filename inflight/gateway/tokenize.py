@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from inflight.gateway.chat_request import chat_prompt
+from inflight.gateway.chat_shapes import MESSAGE, TOOL
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, Reader, refused, served, table
@@ -35,8 +36,8 @@ TOKENIZE_TEXT = Reader(
 TOKENIZE_CHAT = Reader(
     table(
         *_SHARED,
-        served("messages", anything(), "a chat, of which the chat template makes the text"),
-        served("tools", anything(), "functions that the model may call"),
+        served("messages", anything(), "a chat, of which the chat template makes the text", MESSAGE),
+        served("tools", anything(), "functions that the model may call", TOOL),
         served("add_generation_prompt", boolean(), "false: the text does not begin the assistant's message"),
         served("continue_final_message", boolean(), "the text ends within the last message, the assistant's"),
         served("add_special_tokens", boolean(), "false without it: a chat template has them"),
@@ -123,7 +124,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 def _read(reader: Reader, body: dict[str, Any], gateway: Gateway) -> Fields:
     """Return the fields of a body. Raises ApiError: 400, naming the field, or 404 where it names another model."""
-    fields = reader.read(body, strict=gateway.settings.strict_fields)
+    fields = reader.read(body, strict=gateway.settings.strict_fields, spared=gateway.template_reads)
     if "model" in fields:
         gateway.check_model(fields["model"])
     return fields

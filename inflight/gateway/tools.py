@@ -31,7 +31,8 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
-            raise invalid(f"tools[{index}].function.name is {tool.name!r}, as that of another tool", "tools")
+            path = f"tools[{index}].function.name"
+            raise invalid(f"{path} is {tool.name!r}, as that of another tool", path)
         seen.add(tool.name)
     asked = fields.get("tool_choice")
     if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
@@ -44,7 +45,7 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
 def _tool(value: Any, path: str) -> Tool:
     if not isinstance(value, dict):
         raise wrong(path, value, "an object with type and function")
-    if value.get("type", "function") != "function":
+    if value.get("type") not in (None, "function"):
         message = f"{path}.type is {shown(value['type'])}; only tools of type function are served"
         raise unsupported(f"{path}.type", message)
     function = value.get("function")
@@ -99,7 +100,7 @@ def _known_name(value: Any, path: str, names: set[str]) -> str:
     """Return the name of the tool to which ``{"type": "function", "function": {"name": ...}}`` points."""
     if not isinstance(value, dict):
         raise wrong(path, value, "an object with type and function")
-    if (kind := value.get("type", "function")) != "function":
+    if (kind := value.get("type")) not in (None, "function"):
         raise unsupported(f"{path}.type", f"{path}.type is {shown(kind)}; only function is served")
     function = value.get("function")
     name = function.get("name") if isinstance(function, dict) else None

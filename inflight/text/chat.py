@@ -7,6 +7,7 @@ whitespace rules are set up here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -69,10 +70,15 @@ class ChatTemplate:
         self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
         self._unused = {"tools", "documents"} - read
         self._knows_developer = "developer" in source
+        self._source = source
 
     def uses(self, option: str) -> bool:
         """Return whether the template's source has a variable of this name."""
         return option in self._variables
+
+    def reads(self, name: str) -> bool:
+        """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
+        return re.search(rf"""[.'"]{re.escape(name)}\b""", self._source) is not None
 
     @property
     def uses_tools(self) -> bool:

@@ -50,6 +50,8 @@ def _content(message: Message, place: str) -> str | None:
     content = message.get("content")
     if isinstance(content, str) or (content is None and "tool_calls" in message):
         return content
+    if content is None and message.get("role") == "assistant" and message.get("reasoning"):
+        return ""  # an answer that was cut off in its reasoning
     if not isinstance(content, list):
         raise InvalidRequest(f"{place}.content is {json.dumps(content)}; it must be a string")
     if not content:
@@ -81,7 +83,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{place}.function.name is {json.dumps(name)}; it must be the name of a tool")
-    if call.get("type", "function") != "function":
+    if call.get("type") not in (None, "function"):
         raise InvalidRequest(f"{place}.type is {json.dumps(call['type'])}; it must be 'function'")
     if not isinstance(call.get("id") or "", str):
         raise InvalidRequest(f"{place}.id is {json.dumps(call['id'])}; it must be a string")

@@ -251,6 +251,20 @@ def test_thinking_is_switched_in_the_template(served: tuple[Inside, Script], thi
     assert prompt_of(running, script).endswith(end)
 
 
+@each_row("thinking, value", [("disabled", True), ("adaptive", False), ("enabled", False)])
+def test_thinking_is_switched_once(served: tuple[Inside, Script], thinking: str, value: bool) -> None:
+    running, script = served
+    follow(script, Script("Yes."))
+    options = {"thinking": {"type": thinking}, "chat_template_kwargs": {"enable_thinking": value}}
+    for path, body in (("/v1/messages", MESSAGE), ("/v1/messages/count_tokens", MESSAGE_PROMPT)):
+        answer = post(running, path, body | options)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "chat_template_kwargs.enable_thinking")
+        options["chat_template_kwargs"] = {"enable_thinking": not value}
+        assert post(running, path, body | options).status_code == 200
+        options["chat_template_kwargs"] = {"enable_thinking": value}
+
+
 def test_what_is_asked_for_reaches_the_engine(served: tuple[Inside, Script]) -> None:
     running, script = served
     follow(script, Script("Yes."))

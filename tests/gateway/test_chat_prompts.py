@@ -76,9 +76,14 @@ def test_a_variable_with_a_field_of_its_own_is_not_an_option(served: Inside, nam
 
 
 @pytest.mark.parametrize(
-    ("name", "effort", "value"), [("reasoning_effort", "low", "high"), ("enable_thinking", "none", True)]
+    ("template", "name", "effort", "value"),
+    [
+        ("{{ reasoning_effort }}", "reasoning_effort", "low", "high"),
+        ("{{ enable_thinking }}", "enable_thinking", "none", True),
+        ("{{ reasoning_effort }}{{ enable_thinking }}", "enable_thinking", "none", True),
+    ],
 )
-def test_the_effort_is_said_once(served: Inside, name: str, effort: str, value: Any) -> None:
+def test_the_effort_is_said_once(served: Inside, template: str, name: str, effort: str, value: Any) -> None:
     body: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Hi"}],
@@ -86,7 +91,7 @@ def test_the_effort_is_said_once(served: Inside, name: str, effort: str, value: 
         "chat_template_kwargs": {name: value},
     }
     app: Any = served.server.config.app
-    app.state.gateway = replace(served.gateway, chat_template=ChatTemplate(f"{PLAIN}{{{{ {name} }}}}", {}))
+    app.state.gateway = replace(served.gateway, chat_template=ChatTemplate(PLAIN + template, {}))
     with served.client() as client:
         error = client.post("/v1/chat/completions", json=body).json()["error"]
     assert error["param"] == f"chat_template_kwargs.{name}"

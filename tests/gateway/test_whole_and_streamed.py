@@ -174,12 +174,18 @@ def test_counts_come_where_they_are_asked_for(
     assert {"usage" in part for part in parts if part["choices"]} == {in_each}
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_the_first_token_of_a_whole_answer_counts_when_the_engine_made_it(
-    served: tuple[Inside, Drawn], path: str
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "Hi"}]}),
+        (COMPLETIONS, {"prompt": "Hi"}),
+        (COMPLETIONS, {"prompt": ["Hi", "You", "There"]}),
+    ],
+)
+def test_the_first_token_counts_once_for_a_request_and_of_a_whole_answer_when_the_engine_made_it(
+    served: tuple[Inside, Drawn], path: str, asked: dict[str, Any]
 ) -> None:
     running, current = served
-    asked = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     vars(current).update(vars(Drawn([tokens_of("Yes, it is.")], first_token_s=1000)))
     with running.client() as client:
         before, began = first_tokens(client, path), time.perf_counter()

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from inflight.gateway.as_chat import deltas_of, job_of, prompt_tokens_of
 from inflight.gateway.context import Gateway, gateway_of
-from inflight.gateway.errors import ApiError
+from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.messages.errors import message_error
@@ -22,7 +22,9 @@ from inflight.gateway.messages.request import MessagesRequest, read_count_reques
 from inflight.gateway.preparing import prepared
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.requests import state_of
+from inflight.gateway.sampling import prompt_room
 from inflight.gateway.sse import EventStream, event, while_connected
+from inflight.gateway.values import same
 
 
 async def create_message(request: Request) -> Response:
@@ -43,6 +45,8 @@ async def create_message(request: Request) -> Response:
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[MessagesRequest, str, Job]:
     asked = read_message_request(body, strict=gateway.settings.strict_fields)
     model = _checked(gateway, asked)
+    if asked.chat.get("truncate_prompt_tokens") == -1:
+        asked.chat["truncate_prompt_tokens"] = prompt_room(gateway, asked.max_tokens)
     job = job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)
     room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
     engine_request = replace(job.request, max_tokens=min(asked.max_tokens, room))
@@ -69,10 +73,11 @@ def _checked(gateway: Gateway, asked: MessagesRequest) -> str:
     model = gateway.check_model(asked.chat["model"])
     template = gateway.chat_template
     if asked.thinks is not None and template is not None and template.uses("enable_thinking"):
-        asked.chat["chat_template_kwargs"] = {
-            "enable_thinking": asked.thinks,
-            **asked.chat.get("chat_template_kwargs", {}),
-        }
+        options = {"enable_thinking": asked.thinks, **asked.chat.get("chat_template_kwargs", {})}
+        if not same(options["enable_thinking"], asked.thinks):
+            path = "chat_template_kwargs.enable_thinking"
+            raise invalid(f"{path} and thinking.type contradict each other; give one of them", path)
+        asked.chat["chat_template_kwargs"] = options
     elif asked.thinks is False and gateway.chat_format.has_reasoning:
         raise unsupported("thinking.type", "thinking.type is disabled; this model cannot be kept from thinking")
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from starlette.responses import Response
@@ -25,10 +26,17 @@ _TYPES = {
 }
 
 
+_COUNTS = re.compile(r"maximum context length is (\d+) tokens\. However, you requested (\d+) tokens")
+"""The tokens in the error of a prompt that is too long, which Anthropic's clients look for in Anthropic's own words."""
+
+
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return the body of an error. It names the field at fault beside what Anthropic's has."""
     kind = _TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-    told: dict[str, Any] = {"type": kind, "message": error.message}
+    message = error.message
+    if error.code == "context_length_exceeded" and (counts := _COUNTS.search(message)):
+        message = f"prompt is too long: {counts[2]} tokens > {counts[1]} maximum. {message}"
+    told: dict[str, Any] = {"type": kind, "message": message}
     if error.param is not None:
         told["param"] = error.param
     return {"type": "error", "error": told, "request_id": request_id}

@@ -54,7 +54,7 @@ def read_message_request(body: Mapping[str, Any], *, strict: bool) -> MessagesRe
 
     Args:
         body: the JSON object of the request.
-        strict: whether fields that are not known are refused; those inside of others are only named.
+        strict: whether fields that would have no effect are refused.
 
     Raises:
         ApiError: 400, naming the field by its path.
@@ -95,7 +95,7 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
         thinks=thinks,
         omits_thinking=display is not None and display.read(one_of("summarized", "omitted")) == "omitted",
         names=_NAMES.at(messages=turns.places()),
-        ignored=(*fields.ignored, *ignored),
+        ignored=fields.naming(ignored, strict=strict).ignored,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight.gateway.agent_fields import PASSED_ON
 from inflight.gateway.as_chat import FieldNames
+from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields
 from inflight.gateway.reading import JsonValue
 from inflight.gateway.responses.conversation import read_turns
@@ -51,12 +52,15 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
 
     Args:
         body: the JSON object of the request.
-        strict: whether fields that are not known are refused; those inside of others are only named.
+        strict: whether fields that would have no effect are refused.
 
     Raises:
         ApiError: 400, naming the field by its path.
     """
     fields = RESPONSES_READER.read(body, strict=strict)
+    if "truncate_prompt_tokens" in fields and body.get("truncation") is not None:
+        message = 'truncation is "disabled", and truncate_prompt_tokens asks to cut the prompt; give one of them'
+        raise invalid(message, "truncation")
     ignored: list[str] = []
     tools = read_response_tools(_value(fields, "tools", ignored), _value(fields, "tool_choice", ignored))
     text = read_text_format(_value(fields, "text", ignored))
@@ -84,7 +88,7 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
         log_probs=log_probs,
         seals_reasoning=SEALED_REASONING in included,
         names=_NAMES.at(messages=turns.places(), tools=tools.places),
-        ignored=(*fields.ignored, *ignored),
+        ignored=fields.naming(ignored, strict=strict).ignored,
     )
 
 
@@ -109,7 +113,7 @@ def _shown(fields: Fields) -> dict[str, Any]:
         "safety_identifier": fields.get("safety_identifier"),
         "prompt_cache_key": fields.get("prompt_cache_key"),
         "service_tier": "default",
-        "truncation": "disabled",
+        "truncation": "auto" if "truncate_prompt_tokens" in fields else "disabled",
         "store": False,
         "background": False,
         "previous_response_id": None,

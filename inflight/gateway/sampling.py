@@ -238,4 +238,6 @@ def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_token
     if kept == -1:
         longest = gateway.max_model_len
         kept = None if longest is None else max(1, longest - (max_tokens or 1))
+    if kept is not None and fields.get("truncation_side") == "right":
+        return prompt[:kept]
     return prompt if kept is None else prompt[max(0, len(prompt) - kept) :]

@@ -61,6 +61,7 @@ _MODELS = (
     "Qwen/Qwen2.5-1.5B-Instruct",
     "Qwen/Qwen3-1.7B",
     "Qwen/Qwen3-8B",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     "claude-3-7-sonnet-latest",
     "intfloat/multilingual-e5-small",
 )
@@ -113,6 +114,7 @@ SGLANG_SUITE = Suite(
         f"{_SGLANG}/prefill_only/test_score_api.py",
         "test/manual/openai_server",
     ),
+    models=("demo", "meta-llama/Llama-3.1-8B-Instruct"),
     environment={"KITS": "python/sglang/test/kits"},
 )
 _LLAMA = (

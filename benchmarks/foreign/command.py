@@ -21,6 +21,8 @@ from inflight.errors import InvalidRequest
 
 _ENDS = ("passed", "failed", "skipped")
 _FIRST = "Each failure has the first reason of the list in benchmarks/foreign/reasons.toml that fits it."
+_ORDER = (Kind.UNSORTED, Kind.DEFECT, *(kind for kind in Kind if kind not in (Kind.UNSORTED, Kind.DEFECT)))
+"""What is to be looked at comes first."""
 _KEPT = FOLDER / "foreign"
 """Where the outcomes of the last run are."""
 _PAGE = Page(
@@ -41,7 +43,12 @@ def foreign(
     kept: Annotated[bool, typer.Option(help="Sort once more what the last run left, and run nothing.")] = False,
     output: Output = None,
 ) -> None:
-    """Run the tests of other servers against the gateway; without names all that can be had."""
+    """Run the tests of other servers against the gateway; without names all that can be had.
+
+    The code is 1 where a failure has no reason.
+    """
+
+    unsorted: list[Sorted] = []
 
     def results() -> Iterator[Result]:
         reasons, rows = read_reasons(), []
@@ -53,6 +60,7 @@ def foreign(
             failures = sort(suite.name, ended, reasons)
             for reason in unused(suite.name, failures, reasons):
                 console.print(f"no failure has the reason: {reason.why}", markup=False)
+            unsorted.extend(one for one in failures if one.reason is None)
             rows.append(_row(suite, _source(suite, sglang), ended, failures))
             yield from _results(suite, ended, failures)
         if len(rows) == len(suites.SUITES):
@@ -60,6 +68,11 @@ def foreign(
 
     words = [*(names or []), *(["--sglang", "TREE"] if sglang else [])]
     report_results(results, command_line("foreign", *words), output, _PAGE)
+    if unsorted:
+        console.print(f"{len(unsorted)} failures have no reason; benchmarks/foreign/reasons.toml lists reasons:")
+        for one in unsorted:
+            console.print(f"  {one.why}", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def _chosen(names: Sequence[str] | None, sglang: Path | None) -> list[Suite]:
@@ -84,8 +97,8 @@ def _source(suite: Suite, given: Path | None) -> str:
 
 
 _FINDING = (
-    "A test is skipped that calls parts of its server's own program. Every failure has a reason, or is counted as one "
-    "without; the tables below have the reasons."
+    "A test is skipped that calls parts of its server's own program. The tables below have the reasons of failures; a "
+    "failure without a reason comes first there, with its name."
 )
 
 
@@ -102,11 +115,11 @@ def _row(suite: Suite, source: str, ended: Sequence[Outcome], failures: Sequence
 
 def _results(suite: Suite, ended: Sequence[Outcome], failures: Sequence[Sorted]) -> Iterator[Result]:
     kinds = Counter(one.kind for one in failures)
-    told = ", ".join(f"{kinds[kind]} {kind.value}" for kind in Kind if kinds[kind])
+    told = ", ".join(f"{kinds[kind]} {kind.value}" for kind in _ORDER if kinds[kind])
     finding = f"{len(failures)} of {len(ended)} tests fail: {told}."
     yield Result(suite.name, f"{suite.project}: its test files", finding, list(_by_file(ended)))
     reasons = Counter((one.kind, one.why) for one in failures)
-    order = sorted(reasons, key=lambda key: (list(Kind).index(key[0]), -reasons[key], key[1]))
+    order = sorted(reasons, key=lambda key: (_ORDER.index(key[0]), -reasons[key], key[1]))
     rows = [{"kind": kind.value, "reason": why, "failures": reasons[kind, why]} for kind, why in order]
     if rows:
         yield Result(f"reasons-{suite.name}", f"{suite.project}: why tests fail", _FIRST, rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -39,14 +39,20 @@ class Reason:
     kind: Kind
     why: str
     """A sentence for the reader."""
-    test: re.Pattern[str]
-    """What is found in the test's name, as pytest gives it."""
     says: re.Pattern[str]
     """What is found in the failure's text."""
+    tests: tuple[str, ...] = ()
+    """The tests that it is of, without their cases, by the ends of their names; none: any test of the suite."""
+    case: re.Pattern[str] = re.compile("")
+    """What is found in the test's case, as pytest gives it in brackets."""
 
     def fits(self, suite: str, outcome: Outcome) -> bool:
         """Whether it is the reason of a failure."""
-        return self.suite == suite and bool(self.test.search(outcome.test) and self.says.search(outcome.says))
+        test, _, case = outcome.test.partition("[")
+        of_it = not self.tests or any(f"/{test}".endswith(f"/{name}") for name in self.tests)
+        if self.suite != suite or not of_it:
+            return False
+        return bool(self.case.search(case.removesuffix("]")) and self.says.search(outcome.says))
 
 
 @dataclass(frozen=True)
@@ -65,39 +71,42 @@ class Sorted:
     """A failure with its reason."""
 
     outcome: Outcome
-    kind: Kind
-    why: str
+    reason: Reason | None
+    """None: no entry of the list fits it."""
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of reason it is."""
+        return self.reason.kind if self.reason else Kind.UNSORTED
+
+    @property
+    def why(self) -> str:
+        """The sentence of its reason; without one the test, and what the failure says."""
+        return self.reason.why if self.reason else f"{self.outcome.test}: {self.outcome.says[:160]}"
 
 
 def read_reasons(path: Path = REASONS) -> list[Reason]:
     """Return the committed list, in order.
 
     Raises:
-        KeyError: an entry has no ``suite``, ``kind`` or ``why``.
-        ValueError: a kind is unknown.
+        KeyError: a kind is unknown.
+        TypeError: an entry has no ``suite``, ``kind``, ``why`` or ``says``, or something else.
         re.error: a pattern is none.
     """
-    return [_reason(entry) for entry in tomllib.loads(path.read_text())["reason"]]
+    return [_reason(**entry) for entry in tomllib.loads(path.read_text())["reason"]]
 
 
-def _reason(entry: Mapping[str, str]) -> Reason:
-    test, says = (re.compile(entry.get(name, "")) for name in ("test", "says"))
-    return Reason(entry["suite"], Kind[entry["kind"].upper()], entry["why"], test, says)
+def _reason(suite: str, kind: str, why: str, says: str, tests: Sequence[str] = (), case: str = "") -> Reason:
+    return Reason(suite, Kind[kind.upper()], why, re.compile(says), tuple(tests), re.compile(case))
 
 
 def sort(suite: str, outcomes: Iterable[Outcome], reasons: Sequence[Reason]) -> list[Sorted]:
     """Return the failures of a suite, each with the first reason that fits it."""
-    return [_sorted(suite, one, reasons) for one in outcomes if one.outcome == "failed"]
-
-
-def _sorted(suite: str, outcome: Outcome, reasons: Sequence[Reason]) -> Sorted:
-    for reason in reasons:
-        if reason.fits(suite, outcome):
-            return Sorted(outcome, reason.kind, reason.why)
-    return Sorted(outcome, Kind.UNSORTED, outcome.says[:160])
+    failures = [one for one in outcomes if one.outcome == "failed"]
+    return [Sorted(one, next((reason for reason in reasons if reason.fits(suite, one)), None)) for one in failures]
 
 
 def unused(suite: str, failures: Iterable[Sorted], reasons: Iterable[Reason]) -> list[Reason]:
-    """Return the reasons of a suite that no failure has: what they told of has been mended, or has another one."""
-    told = {(one.kind, one.why) for one in failures}
-    return [reason for reason in reasons if reason.suite == suite and (reason.kind, reason.why) not in told]
+    """Return the entries of a suite that no failure has: what they told of has been mended, or has another one."""
+    used = {id(one.reason) for one in failures}
+    return [reason for reason in reasons if reason.suite == suite and id(reason) not in used]

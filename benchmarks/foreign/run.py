@@ -26,9 +26,6 @@ from inflight.serve.server import free_ports
 from inflight.settings.deployment import FILE_NAME, load_deployment
 
 _PLUGINS = Path(__file__).with_name("plugins")
-_CONTEXT = 5120
-"""Tokens of the context: the longest request of the tests has nearly that many. The demo's own context is shorter:
-what it writes beyond that means nothing, and the tests of the API do not read it."""
 _TEST_S = 300
 """Seconds that one test may take."""
 _RAN = (0, 1, 2)
@@ -54,7 +51,7 @@ def target(suite: Suite) -> Iterator[Target]:
     with tempfile.TemporaryDirectory(prefix="inflight-foreign-") as folder:
         checkpoint = Path(shutil.copytree(DEMO / "model", Path(folder) / "demo"))
         config = checkpoint / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": _CONTEXT}))
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": suite.context}))
         settings = {
             "model": str(checkpoint),
             "engine": {"dtype": "float32"},

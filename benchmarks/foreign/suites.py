@@ -27,6 +27,9 @@ class Suite:
     """Relative to the environment; empty: the command line gives it."""
     models: Sequence[str] = ("demo",)
     """The names of the model that is served: those that the tests give."""
+    context: int = 5120
+    """Tokens of the context: the longest request of the tests has nearly that many. The demo's own context is shorter:
+    what it writes beyond that means nothing, and the tests of the API do not read it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the plugin reads, with paths relative to the suite's folder."""
 
@@ -61,6 +64,7 @@ _MODELS = (
     "Qwen/Qwen2.5-1.5B-Instruct",
     "Qwen/Qwen3-1.7B",
     "Qwen/Qwen3-8B",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     "claude-3-7-sonnet-latest",
     "intfloat/multilingual-e5-small",
 )
@@ -95,6 +99,7 @@ VLLM_SUITE = Suite(
     ),
     VLLM_TESTS,
     _MODELS,
+    context=8192,  # as the tests of the tokenizer expect it
 )
 _SGLANG = "test/registered"
 SGLANG_SUITE = Suite(

@@ -8,8 +8,8 @@ from inflight.gateway.fields import Table, refused, table
 PASSED_ON = (
     "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed logit_bias "
     "stop_token_ids ignore_eos min_tokens bad_words allowed_token_ids include_stop_str_in_output skip_special_tokens "
-    "truncate_prompt_tokens add_special_tokens chat_template_kwargs documents structured_outputs guided_json "
-    "guided_regex guided_choice guided_grammar regex ebnf priority deadline_ms client_id"
+    "truncate_prompt_tokens truncation_side add_special_tokens chat_template_kwargs documents structured_outputs "
+    "guided_json guided_regex guided_choice guided_grammar regex ebnf priority deadline_ms client_id"
 ).split()
 """Fields that mean what they mean in chat completions."""
 _ELSEWHERE = "use /v1/chat/completions"

@@ -2,12 +2,12 @@
 
 The engine holds to a guide from the start of the output, or from certain tokens on. Where the prompt ends inside the
 reasoning, those that end it are such tokens. Where it ends before, the model may think or not, and its reasoning
-becomes a part of the grammar.
+becomes a part of the grammar. Where thinking is off the model does not do so, and the guide leaves no room for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from inflight.errors import InflightError
@@ -28,13 +28,30 @@ class ChatGuide(NamedTuple):
     param: str = ""
 
 
-def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[Tool], choice: ToolChoice) -> ChatGuide:
+def chat_guide(
+    fields: Fields,
+    gateway: Gateway,
+    prompt: str,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    thinking_is_off: Callable[[], bool],
+) -> ChatGuide:
     """Return what the answer to a prompt must be.
+
+    Args:
+        fields: of the request.
+        gateway: knows the chat format.
+        prompt: as the template makes it.
+        tools: those of the request.
+        choice: which of them must, may or must not be called.
+        thinking_is_off: whether the template makes this prompt for a model that does not think.
 
     Raises:
         ApiError: 400, naming the field: it asks for what cannot be enforced.
     """
     form, answer = gateway.chat_format, read_guide(fields)
+    if answer is None and not tools:
+        return ChatGuide()
     if answer is not None and tools and choice.kind in ("required", "named"):
         _check_beside_calls(answer, choice)
         answer = None
@@ -47,7 +64,7 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
             choice if tools else ToolChoice.none(),
             fields.get("parallel_tool_calls", True),
             answer=None if answer is None else answer.guide,
-            reasoning=form.may_reason(prompt),
+            reasoning=form.may_reason(prompt) and not thinking_is_off(),
         )
     except InflightError as error:
         raise request_error(error, "tools", param) from None

@@ -42,7 +42,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
     """
     tools, choice = read_tools(fields)
     prompt, ids = chat_prompt(fields, gateway, tools)
-    guide = chat_guide(fields, gateway, prompt, tools, choice)
+    guide = chat_guide(fields, gateway, prompt, tools, choice, lambda: _thinking_is_off(fields, gateway, tools, prompt))
     form = gateway.chat_format
     top = _top_log_probs(fields)
     engine_request = generate_request(
@@ -85,11 +85,25 @@ def chat_prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> tupl
     return prompt, ids
 
 
-def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:
+def _thinking_is_off(fields: Fields, gateway: Gateway, tools: Sequence[Tool], prompt: str) -> bool:
+    """Return whether a prompt is that of ``enable_thinking: false``, and with true would be another one.
+
+    Most templates close the reasoning in the prompt then. One that just does not open it looks like that of a model
+    which thinks by itself, but for this variable.
+    """
+    template = gateway.chat_template
+    if template is None or not template.uses("enable_thinking"):
+        return False
+    off = _prompt(fields, gateway, tools, {"enable_thinking": False})
+    return prompt == off and off != _prompt(fields, gateway, tools, {"enable_thinking": True})
+
+
+def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool], variables: Mapping[str, Any] | None = None) -> str:
+    """Return the text of the prompt; ``variables`` take the place of those that the request gives the template."""
     template = gateway.chat_template
     if template is None:
         raise unsupported("messages", "messages: this checkpoint has no chat template; use /v1/completions")
-    options = _template_options(fields, template, gateway, tools)
+    options = {**_template_options(fields, template, gateway, tools), **(variables or {})}
     text = json.dumps(fields["messages"], ensure_ascii=False)
     if len(text) > gateway.deployment.limits.max_prompt_bytes:
         limit = gateway.deployment.limits.max_prompt_bytes

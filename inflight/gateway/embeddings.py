@@ -34,7 +34,7 @@ EMBEDDINGS = table(
     served("dimensions", integer(1, 1 << 20), "shorter vectors, where the checkpoint was trained for it (Matryoshka)"),
     served("add_special_tokens", boolean(), "true without it: a text gets the checkpoint's special tokens"),
     accepted("metadata", mapping(), "nothing is stored"),
-    refused("normalize", "vectors have the length 1", True),
+    refused("normalize use_activation", "vectors have the length 1", True),
     refused("embd_normalize", "vectors have the length 1: the Euclidean norm, 2", 2),
     refused("messages", "send the text of `input`; chats are not rendered for embeddings"),
     refused("input_type prompt_name task", "put the instruction, as the model's makers give it, before the text"),

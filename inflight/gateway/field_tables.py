@@ -36,6 +36,9 @@ STRUCTURED_OUTPUTS = object_with(
         "structural_tag": anything(),
     }
 )
+TRUNCATION_SIDE = served(
+    "truncation_side", one_of("left", "right"), "right: `truncate_prompt_tokens` keeps the prompt's beginning"
+)
 
 _SAMPLING = (
     served(
@@ -73,6 +76,7 @@ _SAMPLING = (
     served("skip_special_tokens", boolean(), "false: special tokens are shown in the text"),
     served("return_tokens_as_token_ids", boolean(), "log-probs name tokens as `token_id:123`"),
     served("return_token_ids", boolean(), "add `prompt_token_ids` to the answer, and `token_ids` to its choices"),
+    TRUNCATION_SIDE,
     served(
         "prompt_logprobs",
         integer(0, 20),
@@ -127,6 +131,7 @@ _REQUEST = (
     accepted("prompt_cache_key", string(), "every prompt shares the prefix cache"),
     accepted("prompt_cache_retention", string(), "`kv_cache` of the deployment says what is kept"),
     accepted("prompt_cache_options", mapping(), "`kv_cache` of the deployment says what is kept", CACHE_OPTIONS),
+    accepted("session_id", string(), "there is one engine, and nothing to keep a session at"),
     accepted("service_tier", one_of("auto", "default"), "there is one tier; `priority` orders requests"),
 )
 _REFUSED = (
@@ -136,22 +141,47 @@ _REFUSED = (
     *refused("length_penalty", "it is of beam search, which the KServe ports have", 0, 1),
     *refused("early_stopping", "it is of beam search, which the KServe ports have", False),
     *refused(
-        "cache_salt", "the prefix cache is shared by all requests; `kv_cache.prefix_reuse: false` switches it off", ""
+        "cache_salt extra_key",
+        "the prefix cache is shared by all requests; `kv_cache.prefix_reuse: false` switches it off",
+        "",
     ),
-    *refused("kv_transfer_params", "prefill and decoding are not served apart"),
+    *refused("kv_transfer_params ec_transfer_params", "prefill and decoding are not served apart"),
+    *refused(
+        "bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank",
+        "prefill and decoding are not served apart",
+    ),
+    *refused("routed_dp_rank data_parallel_rank", "there is one engine behind the gateway", 0),
     *refused("lora_path lora lora_request", "adapters are listed in the deployment, and named by `model`"),
     *refused("mm_processor_kwargs media_io_kwargs", "the models served take text", {}),
+    *refused("max_dynamic_patch min_dynamic_patch", "the models served take text"),
+    *refused("use_audio_in_video return_mm_kwargs", "the models served take text", False),
+    *refused("mm_payload", "the models served take text", "tensors", "none"),
     *refused("vllm_xargs custom_params", "they are arguments of extensions, of which there are none", {}),
     *refused("custom_logit_processor", "code of a client is not run", ""),
     *refused("logits_processors", "code of a client is not run", []),
     *refused("stop_regex", "use `stop`, or a grammar", [], ""),
     *refused("spaces_between_special_tokens", "no spaces are put between special tokens", False, True),
     *refused("return_hidden_states", "use /v1/embeddings", False),
+    *refused("return_prompt_token_ids", "use `return_token_ids`", False),
+    *refused("return_prompt_text return_token_offsets", "use /tokenize", False),
+    *refused("return_routed_experts return_weight_versions", "answers do not tell how they were computed", False),
+    *refused("routed_experts_prompt_start routed_experts_start_len", "answers do not tell how they were computed", 0),
+    *refused("return_meta_info return_cached_tokens_details", "`usage` has the counts of tokens", False),
+    *refused("no_stop_trim", "use `include_stop_str_in_output`", False),
+    *refused("stream_interval", "chunks are as the engine's responses come", 1),
+    *refused("session_params", "nothing of a request is kept for the next one", {}),
+    *refused("custom_labels", "metrics have no labels of clients", {}),
+    *refused("watermarking", "answers are not marked", False),
     *refused("typical_p tfs_z", "use `top_p`, `top_k` or `min_p`", 1),
     *refused("top_a epsilon_cutoff eta_cutoff", "use `top_p`, `top_k` or `min_p`", 0),
     *refused("top_n_sigma", "use `top_p`, `top_k` or `min_p`", -1, 0),
     *refused("mirostat xtc_probability dry_multiplier", "use `temperature`, `top_p`, `top_k` and `min_p`", 0),
     *refused("dynatemp_range smoothing_factor", "use `temperature`", 0),
+    *refused("repeat_penalty", "use `repetition_penalty`", 1),
+    *refused("repeat_last_n", "penalties count all tokens", -1),
+    *refused("samplers", "the order is fixed: penalties, temperature, `top_k`, `top_p`, `min_p`"),
+    *refused("min_keep", "`top_p` and `min_p` keep what they keep", 0),
+    *refused("n_probs", "use `logprobs`", 0),
     *refused("n_predict max_new_tokens", "use `max_tokens`"),
     *refused("num_return_sequences", "use `n`", 1),
     *refused("logprob_token_ids", "use /v1/score or /generative_scoring"),
@@ -217,6 +247,7 @@ CHAT: Table = table(
     refused("prompt input_ids", "use `messages`, or /v1/completions"),
     refused("reasoning_format reasoning thinking", "use `reasoning_effort` or `chat_template_kwargs`", "auto"),
     refused("suffix", "a chat has no text behind the answer", ""),
+    refused("task", "chat templates have no tasks"),
 )
 COMPLETIONS: Table = table(
     _SAMPLING,

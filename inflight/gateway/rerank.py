@@ -26,7 +26,9 @@ RERANK = table(
     served("top_n", integer(1, 2**31 - 1), "so many of the best are returned; without it all"),
     served("return_documents", boolean(), "false: the answer has no texts"),
     served("instruction", string(), "what the documents are to do; `gateway.rerank_instruction` without it"),
-    refused("max_chunks_per_doc max_tokens_per_doc overlap_tokens", "documents are judged whole"),
+    refused("max_chunks_per_doc overlap_tokens", "documents are judged whole"),
+    refused("max_tokens_per_doc max_tokens_per_query", "texts are judged whole", 0),
+    refused("chat_template_kwargs", "the gateway sets the variables of the template", {}),
     refused("rank_fields", "documents have one field, `text`", ["text"], []),
     refused("use_activation activation", "scores are probabilities", True),
 )

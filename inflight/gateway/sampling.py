@@ -250,6 +250,8 @@ def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_token
         kept = prompt_room(gateway, default) if longest is None or max_tokens is None else max(1, longest - max_tokens)
     if kept == 0:
         raise invalid("truncate_prompt_tokens is 0; a prompt has at least one token", "truncate_prompt_tokens")
+    if kept is not None and fields.get("truncation_side") == "right":
+        return prompt[:kept]
     return prompt if kept is None else prompt[max(0, len(prompt) - kept) :]
 
 

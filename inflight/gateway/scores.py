@@ -54,6 +54,9 @@ SCORE = table(
     refused("use_activation activation", "scores are probabilities", True),
     refused("softmax normalize", "scores are probabilities", True),
     refused("encoding_format", "scores are numbers", "float"),
+    refused("max_tokens_per_doc max_tokens_per_query", "texts are judged whole", 0),
+    refused("chat_template_kwargs", "the gateway sets the variables of the template", {}),
+    refused("return_pooled_hidden_states", "use /v1/embeddings", False),
 )  # fmt: skip
 SCORE_READER = Reader(SCORE, required=("model",))
 GENERATIVE_READER = Reader(GENERATIVE, required=("model", "query", "items", "label_token_ids"))

@@ -9,6 +9,7 @@ from typing import Any
 
 from inflight.gateway.engine_client import EngineDelta
 from inflight.gateway.errors import internal
+from inflight.gateway.field_tables import TRUNCATION_SIDE
 from inflight.gateway.fields import Fields, refused, served
 from inflight.gateway.readings import Reading
 from inflight.gateway.values import integer, string
@@ -22,12 +23,18 @@ REQUEST = (
     served("user", string(), "as `client_id`, where that is not given"),
     served("request_id", string(128, empty=False), "part of the answer's `id`"),
     served("rid", string(128, empty=False), "SGLang's name of `request_id`"),
-    *refused("cache_salt", "the prefix cache is shared by all requests", ""),
+    *refused("cache_salt extra_key", "the prefix cache is shared by all requests", ""),
     *refused("lora_path lora lora_request", "adapters are listed in the deployment, and named by `model`"),
     *refused("mm_processor_kwargs", "the models served take text", {}),
+    *refused("padding", "texts are not padded", "do_not_pad"),
+    *refused(
+        "embed_override_token_id embed_overrides query_embed_overrides item_embed_overrides",
+        "prompts are text or token ids",
+    ),
 )
-TRUNCATION = served(
-    "truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of a prompt's end; -1: as many as fit"
+TRUNCATION = (
+    served("truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of a prompt's end; -1: as many as fit"),
+    TRUNCATION_SIDE,
 )
 
 

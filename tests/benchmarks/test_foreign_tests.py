@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from benchmarks.__main__ import bench
 from benchmarks.foreign import suites
 from benchmarks.foreign.reasons import Kind, Outcome, Reason, read_reasons, sort, unused
 
@@ -96,28 +99,45 @@ def test_each_test_is_told_once(told: dict[str, Outcome]) -> None:
     assert len(told) == 6
 
 
-def reason(kind: Kind, why: str, test: str = "", says: str = "", suite: str = "a") -> Reason:
-    return Reason(suite, kind, why, re.compile(test), re.compile(says))
+def reason(kind: Kind, why: str, says: str = "", suite: str = "a", *tests: str, case: str = "") -> Reason:
+    return Reason(suite, kind, why, re.compile(says), tests, re.compile(case))
 
 
 LIST = [
-    reason(Kind.PATH, "no such path", says="404"),
-    reason(Kind.SCOPE, "no images", test="image"),
+    reason(Kind.PATH, "no such path", "404"),
+    reason(Kind.SCOPE, "no images", "400", "a", "t.py::test_image", case="^big$"),
     reason(Kind.MODEL, "of another suite", suite="b"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("outcome", "kind", "why"),
+    ("test", "says", "why"),
     [
-        (Outcome("t.py::test_image", "failed", "assert 404 == 200"), Kind.PATH, "no such path"),
-        (Outcome("t.py::test_image", "failed", "assert 400 == 200"), Kind.SCOPE, "no images"),
-        (Outcome("t.py::test_text", "failed", "assert 400 == 200"), Kind.UNSORTED, "assert 400 == 200"),
+        ("t.py::test_image[big]", "assert 404 == 200", "no such path"),
+        ("t.py::test_image[big]", "assert 400 == 200", "no images"),
+        ("in/a/folder/t.py::test_image[big]", "assert 400 == 200", "no images"),
     ],
 )
-def test_a_failure_has_the_first_reason_that_fits_or_none(outcome: Outcome, kind: Kind, why: str) -> None:
-    [found] = sort("a", [outcome], LIST)
-    assert (found.kind, found.why) == (kind, why)
+def test_a_failure_has_the_first_reason_that_fits(test: str, says: str, why: str) -> None:
+    [found] = sort("a", [Outcome(test, "failed", says)], LIST)
+    assert found.why == why
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("t.py::test_image[big]", "assert 500 == 200"),
+        ("t.py::test_image[bigger]", "assert 400 == 200"),
+        ("t.py::test_image", "assert 400 == 200"),
+        ("t.py::test_image_of_text[big]", "assert 400 == 200"),
+        ("not_t.py::test_image[big]", "assert 400 == 200"),
+    ],
+)
+def test_a_new_failure_has_no_reason_and_is_shown_by_its_name(test: str, says: str) -> None:
+    [found] = sort("a", [Outcome(test, "failed", says)], LIST)
+    assert found.kind is Kind.UNSORTED
+    assert test in found.why
+    assert says in found.why
 
 
 def test_what_passes_and_what_is_skipped_needs_no_reason() -> None:
@@ -132,10 +152,25 @@ def test_a_reason_that_no_failure_has_is_found() -> None:
 def test_each_reason_of_the_list_is_of_a_suite_and_says_where_it_fits() -> None:
     for one in read_reasons():
         assert one.suite in suites.SUITES
-        assert one.test.pattern or one.says.pattern, f"{one.why}: it would fit every failure"
         assert one.kind is not Kind.UNSORTED
+        assert not one.says.search(""), f"{one.why}: it would fit any failure of its tests"
+        assert one.tests or len(one.says.pattern) > 20, f"{one.why}: it would fit many failures"
 
 
 def test_no_reason_stands_twice_for_a_suite_with_another_kind() -> None:
     kinds = Counter(why for _, why in {(one.kind, (one.suite, one.why)) for one in read_reasons()})
     assert max(kinds.values()) == 1
+
+
+@pytest.mark.parametrize(("says", "code"), [("404", 0), ("a new one", 1)])
+def test_the_command_ends_with_a_failure_without_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, code: int
+) -> None:
+    (tmp_path / "vllm.jsonl").write_text(json.dumps({"test": "t.py::test_new", "outcome": "failed", "says": says}))
+    monkeypatch.setattr("benchmarks.foreign.command._KEPT", tmp_path)
+    monkeypatch.setattr("benchmarks.foreign.command.read_reasons", lambda: [replace(LIST[0], suite="vllm")])
+
+    result = CliRunner().invoke(bench, ["foreign", "vllm", "--kept"])
+
+    assert result.exit_code == code
+    assert ("t.py::test_new: a new one" in result.output) == bool(code)

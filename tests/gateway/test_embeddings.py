@@ -70,9 +70,13 @@ def test_base64_is_the_same_floats(gateway: Beside) -> None:
     assert np.array_equal(np.frombuffer(raw, "<f4"), vector)
 
 
-def test_the_end_of_a_prompt_can_be_kept(gateway: Beside) -> None:
-    [kept] = _vectors(_post(gateway, input=TEXT, truncate_prompt_tokens=3))
-    [same] = _vectors(_post(gateway, input=ids_of(TEXT)[-3:]))
+@pytest.mark.parametrize(
+    ("side", "ids"),
+    [({}, slice(-3, None)), ({"truncation_side": "left"}, slice(-3, None)), ({"truncation_side": "right"}, slice(3))],
+)
+def test_one_end_of_a_prompt_can_be_kept(gateway: Beside, side: dict[str, str], ids: slice) -> None:
+    [kept] = _vectors(_post(gateway, input=TEXT, truncate_prompt_tokens=3, **side))
+    [same] = _vectors(_post(gateway, input=ids_of(TEXT)[ids]))
     assert np.array_equal(kept, same)
 
 
@@ -90,6 +94,8 @@ def test_the_end_of_a_prompt_can_be_kept(gateway: Beside) -> None:
         ({"input": "x", "dimensions": 12}, "dimensions", "not trained"),
         ({"input": "x", "encoding_format": "int8"}, "encoding_format", "float"),
         ({"input": "x", "normalize": False}, "normalize", "not supported"),
+        ({"input": "x", "padding": "max_length"}, "padding", "not padded"),
+        ({"input": "x", "extra_key": "a"}, "extra_key", "prefix cache"),
         ({"input": "x", "endianness": "big"}, "endianness", "little-endian"),
         ({"messages": [], "input": "x"}, "messages", "not supported"),
         ({"input": [7] * 3000}, "input", "maximum context length"),

@@ -69,6 +69,7 @@ ACCEPTED: dict[str, Any] = {
     "betas": ["context-management-2025-06-27"],
     "service_tier": "standard_only",
     "guided_decoding_backend": "auto",
+    "session_id": "me",
     "modalities": ["text"],
     "verbosity": "medium",
     "safety_identifier": "me",

@@ -70,12 +70,15 @@ ACCEPTED: dict[str, Any] = {
     "max_tool_calls": 3,
     "client_metadata": {"a": "b"},
     "guided_decoding_backend": "auto",
+    "session_id": "me",
     "modalities": ["text"],
     "stream_options": {"include_obfuscation": False},
 }
 REFUSED: dict[str, Any] = {
     "store": True,
     "previous_response_id": "resp_1",
+    "previous_input_messages": [],
+    "enable_response_messages": True,
     "conversation": "conv_1",
     "background": True,
     "background_options": {"completion_window": "2h"},

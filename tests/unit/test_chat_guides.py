@@ -43,7 +43,7 @@ def guide_of(index: int, prompt: str = PROMPT, choice: str = "auto", **values: A
     gateway: Any = SimpleNamespace(tokenizer=tokenizer, chat_format=find_chat_format(tokenizer))
     tools = (TOOL,) if values.pop("tools", False) else ()
     chosen = ToolChoice.named(TOOL.name) if choice == "named" else ToolChoice(choice)  # type: ignore[arg-type]
-    return chat_guide(Fields(values), gateway, prompt, tools, chosen)
+    return chat_guide(Fields(values), gateway, prompt, tools, chosen, lambda: False)
 
 
 def accepts(index: int, made: ChatGuide, text: str) -> bool:

@@ -30,11 +30,26 @@ VLLM = """
     min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens prompt_logprobs
     allowed_token_ids bad_words add_special_tokens structured_outputs priority request_id return_tokens_as_token_ids
     return_token_ids cache_salt kv_transfer_params vllm_xargs guided_json guided_regex guided_choice guided_grammar
-    guided_decoding_backend guided_whitespace_pattern logprob_token_ids
+    guided_decoding_backend guided_whitespace_pattern logprob_token_ids truncation_side watermarking session_id
+    return_weight_versions routed_experts_prompt_start return_token_offsets mm_payload return_mm_kwargs
+    ec_transfer_params stream_interval
+""".split()
+SGLANG = """
+    rid extra_key no_stop_trim stop_regex ebnf regex lora_path session_params custom_logit_processor custom_params
+    custom_labels return_hidden_states return_routed_experts routed_experts_start_len return_cached_tokens_details
+    bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank routed_dp_rank data_parallel_rank
+""".split()
+SGLANG_CHAT = """
+    separate_reasoning stream_reasoning return_prompt_token_ids return_meta_info task max_dynamic_patch
+    min_dynamic_patch use_audio_in_video input_ids
+""".split()
+LLAMA_CPP = """
+    n_predict repeat_penalty repeat_last_n samplers min_keep n_probs grammar json_schema cache_prompt id_slot typical_p
+    top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier
 """.split()
 VLLM_CHAT = """
     echo add_generation_prompt continue_final_message documents chat_template chat_template_kwargs include_reasoning
-    mm_processor_kwargs best_of
+    mm_processor_kwargs best_of return_prompt_text
 """.split()
 ENDPOINTS: dict[str, tuple[Reader, dict[str, Any]]] = {
     "chat": (CHAT_READER, {"model": "m", "messages": []}),
@@ -52,7 +67,10 @@ ROWS = list(rows())
 
 @pytest.mark.parametrize(
     ("table", "names"),
-    [(CHAT, OPENAI_CHAT + VLLM + VLLM_CHAT), (COMPLETIONS, OPENAI_COMPLETIONS + VLLM)],
+    [
+        (CHAT, OPENAI_CHAT + VLLM + VLLM_CHAT + SGLANG + SGLANG_CHAT + LLAMA_CPP),
+        (COMPLETIONS, OPENAI_COMPLETIONS + VLLM + SGLANG + LLAMA_CPP),
+    ],
     ids=list(ENDPOINTS),
 )
 def test_what_clients_are_known_to_send_is_in_the_tables(table: dict[str, Field], names: list[str]) -> None:

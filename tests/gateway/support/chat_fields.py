@@ -8,6 +8,7 @@ CHAT_FIELDS: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
     "truncate_prompt_tokens": 5,
+    "truncation_side": "right",
     "add_special_tokens": True,
     "chat_template_kwargs": {"a": 1},
     "documents": [{"text": "Hi"}],
@@ -30,6 +31,12 @@ REFUSED_OF_CHATS: dict[str, Any] = dict.fromkeys(
         "repetition_detection id_slot cache_prompt separate_reasoning stream_reasoning audio prediction "
         "web_search_options functions function_call echo best_of n chat_template reasoning_format suffix "
         "guided_whitespace_pattern grammar json_schema return_tokens_as_token_ids return_token_ids "
+        "extra_key no_stop_trim stream_interval session_params custom_labels watermarking ec_transfer_params "
+        "bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank routed_dp_rank data_parallel_rank "
+        "max_dynamic_patch min_dynamic_patch use_audio_in_video return_mm_kwargs mm_payload return_prompt_token_ids "
+        "return_prompt_text return_token_offsets return_routed_experts return_weight_versions return_meta_info "
+        "return_cached_tokens_details routed_experts_prompt_start routed_experts_start_len repeat_penalty "
+        "repeat_last_n samplers min_keep n_probs task "
         "continue_final_message include_reasoning add_generation_prompt request_id rid"
     ).split(),
     "something",

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test proofs programs lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -37,21 +37,28 @@ lint:
 	$(BIN)/mypy
 
 # `test` has at least one proof of every promise; `proofs` has the long ones, and every property again with many more
-# examples. Each has a worker more than there are cores, 9 at most, since one of them mostly waits. What runs alone is
-# looked for only in files with its mark: to read all of them takes 20 s. ARGS are pytest's, of one run without workers.
+# examples; `programs` has programs of others. `check` is all three in one run: each test is read once and each property
+# tried once, with many examples. Each has a worker more than there are cores, 9 at most, since one of them mostly waits.
+# What runs alone is looked for only in files with its mark: to read all of them takes 20 s. ARGS are pytest's, of one run
+# without workers.
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 9)))
 TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder -n $(WORKERS)
+ALONE = $(BIN)/pytest -m alone $$(grep -rl "mark\.alone" tests --include=*.py)
 test:
 	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(TOGETHER) -m "not proof and not programs")
 
-proofs: export HYPOTHESIS_PROFILE ?= full
+proofs check: export HYPOTHESIS_PROFILE ?= full
 proofs:
 	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
 	$(TOGETHER) -m "(proof or property) and not alone and not programs" || status=1; \
-	$(BIN)/pytest -m alone $$(grep -rl "mark\.alone" tests --include=*.py) || status=1; \
+	$(ALONE) || status=1; \
 	exit $$status)
+
+check:
+	$(SETUP) $(EVERYTHING)
+	@status=0; $(TOGETHER) -m "not alone" || status=1; $(ALONE) || status=1; exit $$status
 
 # The gateway under programs of others, which come from the package registries.
 programs:

@@ -20,6 +20,8 @@ from pathlib import Path
 from inflight.errors import InflightError
 
 _RECORD = "made.json"
+_NO_REGISTRY = b"WARNING: Retrying (Retry(total=0,"
+"""What pip says when its last try to connect begins."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,19 @@ class Home:
             raise InflightError(f"{self.name}: {shown[:120]} ended with code {code}; {self.log} says why")
 
     def pip(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
-        """Run the environment's pip; PIP_FLAGS has more of its options."""
+        """Run the environment's pip; PIP_FLAGS has more of its options.
+
+        Raises:
+            InflightError: it failed; if no try reached the package registry, the error says so.
+        """
         flags = shlex.split(os.environ.get("PIP_FLAGS", "")) if words[0] in ("install", "download") else []
-        self.run(self.python, "-m", "pip", "--disable-pip-version-check", *words, *flags, environment=environment)
+        said = self.log.stat().st_size if self.log.exists() else 0
+        try:
+            self.run(self.python, "-m", "pip", "--disable-pip-version-check", *words, *flags, environment=environment)
+        except InflightError:
+            if _NO_REGISTRY not in self.log.read_bytes()[said:]:
+                raise
+            raise InflightError(f"{self.name}: pip cannot reach a package registry; {self.log} says why") from None
 
     def find_library(self, pattern: str) -> Path | None:
         """Return the file below the folder that a pattern finds, if there is one."""

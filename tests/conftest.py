@@ -24,6 +24,8 @@ _MOST_TAKEN = 0.2
 """The share of the cores' time that other guests of the host may take from a test of times; usually some hundredths."""
 _LITTLE_TAKEN = 0.05
 """The share of the same kind beyond which a failure may be the machine's."""
+_MANY_CORES = 4
+"""With fewer, all but one of pytest-xdist's processes are to compute: what mostly waits is in one of them."""
 SERVER_ENDED = pytest.StashKey[bool]()
 """Whether a failed test's server, or a stage of it, has ended."""
 _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
@@ -44,7 +46,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares fixtures or caches: the tests of a module, and those with the servers of one engine.
 
-    A proof that mostly waits begins first: all the others run meanwhile, and nobody waits for it at the end.
+    Proofs that mostly wait begin first, one after the other where there are few cores: all the others run meanwhile.
+    The tests of shared servers, which are one long row, come next, and so nobody waits for them at the end.
     """
     swept: set[str] = set()
     for item in items:
@@ -60,15 +63,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("proof")
             swept.add(test)
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
-    items.sort(key=lambda item: not any(mark.kwargs.get("waits") for mark in item.iter_markers("proof")))
+    items.sort(key=lambda item: (not _waits(item), not _shared_servers(item)))
+
+
+def _waits(item: pytest.Item) -> bool:
+    return any(mark.kwargs.get("waits") for mark in item.iter_markers("proof"))
 
 
 def _group(item: pytest.Item) -> str:
+    if _waits(item) and (os.cpu_count() or 1) < _MANY_CORES:
+        return "waits"
+    return _shared_servers(item) or item.path.stem
+
+
+def _shared_servers(item: pytest.Item) -> str:
+    """Return the name of the servers that a test shares with others; empty: it shares none."""
     call = getattr(item, "callspec", None)
     engine = call.params.get("engine") if call else None
     if "gateway" in getattr(item, "fixturenames", ()):
         return "gateway"
-    return f"servers-{engine}" if engine else item.path.stem
+    return f"servers-{engine}" if engine else ""
 
 
 def _waited_s() -> dict[str, float]:

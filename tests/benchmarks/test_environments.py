@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks import clients
 from benchmarks.environments import Environments, Home, Recipe
 from benchmarks.peers.environments import PEERS
 from inflight.errors import InflightError
+from inflight.serve.server import free_ports
 
 
 def greet(home: Home) -> None:
@@ -62,6 +64,18 @@ def test_a_process_waits_while_another_makes_the_same_environment(tmp_path: Path
         (tmp_path / "good").mkdir(exist_ok=True)
     assert other.wait(60) == 0
     assert made.home_of("good").python.exists()
+
+
+def test_a_registry_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = free_ports(1)
+    settings = {"CONFIG_FILE": os.devnull, "FIND_LINKS": "", "EXTRA_INDEX_URL": "", "NO_CACHE_DIR": "1", "RETRIES": "1"}
+    for name, value in (settings | {"INDEX_URL": f"http://127.0.0.1:{port}/simple"}).items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    made = Environments("make friends", tmp_path, {"good": Recipe(("idna==3.20",))})
+    with pytest.raises(InflightError, match=r"good: pip cannot reach a package registry; .*log says why"):
+        made.make("good")
+    with pytest.raises(InflightError, match=r"good: .* ended with code 1; .*log says why"):
+        made.home("good").pip("install", "idna=3.20")
 
 
 @pytest.mark.parametrize("environments", [clients.CLIENTS, PEERS], ids=["clients", "peers"])

@@ -1,4 +1,4 @@
-"""Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make proofs`, ``soak`` for a night.
+"""Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make proofs` and `make check`, ``soak`` for a night.
 
 HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
 the machine does. ``dev`` tries the same examples each time; the others draw new ones.
@@ -12,7 +12,14 @@ from hypothesis import HealthCheck, settings
 
 _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
-settings.register_profile("full", max_examples=150, deadline=None, suppress_health_check=_SPEED, print_blob=True)
+settings.register_profile(
+    "full",
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=_SPEED,
+    print_blob=True,
+    derandomize=False,  # Hypothesis's own default is another where the environment has CI
+)
 settings.register_profile("soak", settings.get_profile("full"), max_examples=5000)
 
 

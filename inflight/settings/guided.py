@@ -24,8 +24,8 @@ class GuidedDecodingSettings(Section):
         gt=0,
         le=600,
         allow_inf_nan=False,
-        description="seconds of CPU time that the check of one guide may take; by the clock five times as many, and ten "
-        "more",
+        description="seconds of CPU time that the check of one guide may take; five times as many and ten more by the "
+        "clock",
     )
     compile_threads: int = Field(
         2,

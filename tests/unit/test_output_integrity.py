@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool
+from inflight.text.tokenizer import Tokenizer
 from tests.support.chat_formats import FAMILIES, Call, Read, pieces_of, read_tokens, tokenizer_of, whole
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "array"}}}
@@ -75,7 +77,7 @@ BITS = {
 _TEXTS = st.lists(
     st.sampled_from(["<tool_call>", "</parameter", "<|call|>", "```", "[ARGS]", *"'\"\\{}\n\t;é😀"]), max_size=4
 ).map("".join)
-_VALUES = st.recursive(
+_VALUES: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([1, -0.5, None, True, "", []]) | _TEXTS,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["k", "two words", "é"]), inner),
     max_leaves=4,
@@ -198,6 +200,51 @@ def test_what_a_model_gets_wrong_in_calls_loses_nothing(
         check(found, is_open, output)
     for chunks in ([[piece] for piece in pieces], chunks_of(data, pieces)):
         assert read(chat, chunks, opened) == (found, is_open)
+
+
+TAGS = (
+    "<tool_call><function=f></function></tool_call>[TOOL_CALLS]f[ARGS]{}```tool_codef()```<function=g></function>"
+    "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><think>a</think>"
+)
+BESIDE_CALLS = [index for index, family in enumerate(FAMILIES) if family.name != "llama"]
+"""The families that take a form beside calls."""
+
+
+def check_with_form(
+    chat: ChatFormat, pieces: list[Piece], expected: tuple[str, list[Call]], data: st.DataObject
+) -> None:
+    """Check what is read of an output that is calls or an answer of a form."""
+    for chunks in ([whole(pieces)], [[piece] for piece in pieces], chunks_of(data, pieces)):
+        parser = chat.parser(TOOLS, reasoning_open=False, has_form=True)
+        events = [event for chunk in chunks for event in parser.push(chunk)]
+        found = Read.of(events + parser.finish())
+        assert (found.content.strip(), found.values) == expected
+
+
+@pytest.mark.parametrize("index", BESIDE_CALLS, ids=[IDS[index] for index in BESIDE_CALLS])
+@given(calls=_CALLS, space=st.sampled_from(["", "\n"]), data=st.data())
+def test_an_answer_that_has_a_form_has_no_calls_in_it(
+    index: int, calls: list[Call], space: str, data: st.DataObject
+) -> None:
+    family, tokenizer = FAMILIES[index], tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    answer = json.dumps({"text": TAGS + family.render(calls[: family.most])}, ensure_ascii=False)
+    header = pieces_of(chat, tokenizer, space + family.answer)
+    check_with_form(chat, [*header, *answer], (answer, []), data)
+    check_with_form(chat, [*space, *written(index, calls)], ("", calls[: family.most]), data)
+
+
+@given(calls=_CALLS, space=st.sampled_from(["", "\n"]), data=st.data())
+def test_an_answer_that_has_a_form_has_no_calls_in_it_by_a_description(
+    calls: list[Call], space: str, data: st.DataObject
+) -> None:
+    written_as = {"open": "<tool_call>", "close": "</tool_call>", "content": "json"}
+    fields = {"tool_calls": written_as | {"transform": {"function": "{content}"}}, "content": {}}
+    config = replace(tokenizer_of(0).config, response_template={"start_anchor": "x", "fields": fields})
+    chat = find_chat_format(Tokenizer(tokenizer_of(0)._backend, config))
+    answer = json.dumps({"text": TAGS + FAMILIES[0].render([("f", {})]).replace('"', "'")})
+    check_with_form(chat, list(space + answer), (answer, []), data)
+    check_with_form(chat, list(space + FAMILIES[0].render(calls)), ("", calls), data)
 
 
 def _read_text(index: int, text: str) -> tuple[str, list[tuple[str, str]], bool]:

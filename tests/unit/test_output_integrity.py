@@ -86,7 +86,8 @@ _ARGUMENTS = st.fixed_dictionaries(
     {}, optional={"a": _TEXTS, "b": st.integers(-9, 10**20), "c": st.lists(_VALUES, max_size=2)}
 )
 _CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), _ARGUMENTS), min_size=1, max_size=3)
-_WORD = re.compile(r"w\d+w")
+_WORD = re.compile(r"q\d+z")
+"""Halves of words that come to stand side by side make no other of the words."""
 _HEADERS = re.compile(r"(?<=<\|start\|>|channel\|>|nstrain\|>)[^<]*(?=<\|)")
 """What stands in the headers of gpt-oss' messages, which are no text."""
 INDICES = range(len(FAMILIES))
@@ -95,9 +96,9 @@ IDS = [f"{index}-{family.name}" for index, family in enumerate(FAMILIES)]
 
 @st.composite
 def _outputs(draw: st.DrawFn, name: str) -> str:
-    """Draw an output of bits of a format, with words w0, w1 … between them."""
+    """Draw an output of bits of a format, with words q0z, q1z … between them."""
     bits = draw(st.lists(st.sampled_from(BITS[name]) | st.sampled_from(_COMMON) | st.just("w"), max_size=16))
-    return "".join(f"w{index}w" if bit == "w" else bit for index, bit in enumerate(bits))
+    return "".join(f"q{index}z" if bit == "w" else bit for index, bit in enumerate(bits))
 
 
 def read(chat: ChatFormat, chunks: list[list[Piece]], opened: bool) -> tuple[Read, bool]:
@@ -111,9 +112,9 @@ def check(found: Read, is_open: bool, output: str) -> None:
     """Check that no word of an output is lost, and that all of its calls are complete or the last has been cut."""
     said = found.content + found.reasoning + "".join(name + arguments for name, arguments in found.calls)
     written, headers = _WORD.findall(output), set(_WORD.findall("".join(_HEADERS.findall(output))))
-    shown = _WORD.findall(said)
+    shown = [word for word in _WORD.findall(said) if word in written]
     assert len(shown) == len(set(shown))
-    assert set(written) - headers <= set(shown) <= set(written)
+    assert set(written) - headers <= set(shown)
     broken = 0
     for _, arguments in found.calls:
         try:
@@ -188,10 +189,10 @@ def test_what_a_model_gets_wrong_in_calls_loses_nothing(
     chat = find_chat_format(tokenizer)
     pieces: list[Piece] = []
     for number, call in enumerate(calls):
-        pieces += [*f" w{number}w ", *written(index, [(call[0], call[1] | {"a": f"x w{number + 10}w"})])]
+        pieces += [*f" q{number}z ", *written(index, [(call[0], call[1] | {"a": f"x q{number + 10}z"})])]
     for number in range(data.draw(st.integers(0, 3))):
         start = data.draw(st.integers(0, len(pieces)))
-        bit = data.draw(st.sampled_from([*BITS[name], *_COMMON, f"w{number + 20}w"]))
+        bit = data.draw(st.sampled_from([*BITS[name], *_COMMON, f"q{number + 20}z"]))
         pieces[start : start + data.draw(st.integers(0, 8))] = pieces_of(chat, tokenizer, bit)
     output = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
     texts = "".join(piece for piece in pieces if isinstance(piece, str))

@@ -21,11 +21,12 @@ from inflight.text.output.tools import Tool, ToolChoice
 
 
 class ChatGuide(NamedTuple):
-    """A guide, the tokens from which on it holds, and the field that asks for it."""
+    """A guide, the tokens from which on it holds, the field that asks for it, and whether an answer has a form."""
 
     guide: Guide | None = None
     start_ids: tuple[int, ...] = ()
     param: str = ""
+    has_form: bool = False
 
 
 def chat_guide(
@@ -70,7 +71,8 @@ def chat_guide(
         raise request_error(error, "tools", param) from None
     if guide is None:
         return ChatGuide()
-    return ChatGuide(guide, form.guide_start(gateway.tokenizer) if form.opens_reasoning(prompt) else (), param)
+    start = form.guide_start(gateway.tokenizer) if form.opens_reasoning(prompt) else ()
+    return ChatGuide(guide, start, param, has_form=answer is not None)
 
 
 def _check_beside_calls(answer: FieldGuide, choice: ToolChoice) -> None:

@@ -70,6 +70,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         show_stop=fields.get("include_stop_str_in_output", False),
         prompt_param="messages",
         guide_param=guide.param,
+        has_form=guide.has_form,
     )
 
 

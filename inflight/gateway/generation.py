@@ -39,6 +39,8 @@ class Job:
     choice: ToolChoice = field(default_factory=ToolChoice.none)
     reasoning_open: bool = False
     """Whether the prompt ends inside the reasoning."""
+    has_form: bool = False
+    """Whether the guide has a form of the answer, so that an answer has no calls in it."""
     show_special: bool = False
     """Whether special tokens are shown as text."""
     show_stop: bool = False
@@ -163,7 +165,7 @@ class _Choice:
         self._markers = job.format.markers
         shown = frozenset(tokenizer.special_tokens.values()) if job.show_special else frozenset()
         self._detokenizer = MarkedDetokenizer(tokenizer, self._markers | shown)
-        self._parser = job.format.parser(job.tools, reasoning_open=job.reasoning_open)
+        self._parser = job.format.parser(job.tools, reasoning_open=job.reasoning_open, has_form=job.has_form)
         self._log_probs = LogProbStream(tokenizer, job.show_special) if job.request.log_probs else None
         self._characters = 0
         """Of the text shown so far, without markers."""

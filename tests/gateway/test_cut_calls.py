@@ -1,4 +1,4 @@
-"""An answer that ends inside of a call does not say that it has called a tool."""
+"""An answer that ends inside of a call, or that only quotes one, does not say that it has called a tool."""
 
 from __future__ import annotations
 
@@ -55,3 +55,21 @@ def test_the_end_says_whether_there_are_calls(
     arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
     if chat_says == "tool_calls":
         assert [json.loads(one) for one in arguments] == [{"a": 1}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_a_form_may_quote_a_call(served: tuple[Inside, Script], stream: bool) -> None:
+    running, script = served
+    text = json.dumps({"quoted": "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"})
+    vars(script).update(vars(Script(text, pieces=3)))
+    body = CHAT | {"response_format": {"type": "json_object"}, "stream": stream}
+    with running.client() as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    if stream:
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        deltas = [choice["delta"] for one in events for choice in one["choices"]]
+        assert not any(delta.get("tool_calls") for delta in deltas)
+        assert "".join(delta.get("content") or "" for delta in deltas) == text
+    else:
+        [choice] = answer.json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool
+from inflight.text.tokenizer import Tokenizer
 from tests.support.chat_formats import FAMILIES, Call, Read, pieces_of, read_tokens, tokenizer_of, whole
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "array"}}}
@@ -75,7 +77,7 @@ BITS = {
 _TEXTS = st.lists(
     st.sampled_from(["<tool_call>", "</parameter", "<|call|>", "```", "[ARGS]", *"'\"\\{}\n\t;é😀"]), max_size=4
 ).map("".join)
-_VALUES = st.recursive(
+_VALUES: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([1, -0.5, None, True, "", []]) | _TEXTS,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["k", "two words", "é"]), inner),
     max_leaves=4,
@@ -84,7 +86,8 @@ _ARGUMENTS = st.fixed_dictionaries(
     {}, optional={"a": _TEXTS, "b": st.integers(-9, 10**20), "c": st.lists(_VALUES, max_size=2)}
 )
 _CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), _ARGUMENTS), min_size=1, max_size=3)
-_WORD = re.compile(r"w\d+w")
+_WORD = re.compile(r"q\d+z")
+"""Halves of words that come to stand side by side make no other of the words."""
 _HEADERS = re.compile(r"(?<=<\|start\|>|channel\|>|nstrain\|>)[^<]*(?=<\|)")
 """What stands in the headers of gpt-oss' messages, which are no text."""
 INDICES = range(len(FAMILIES))
@@ -93,9 +96,9 @@ IDS = [f"{index}-{family.name}" for index, family in enumerate(FAMILIES)]
 
 @st.composite
 def _outputs(draw: st.DrawFn, name: str) -> str:
-    """Draw an output of bits of a format, with words w0, w1 … between them."""
+    """Draw an output of bits of a format, with words q0z, q1z … between them."""
     bits = draw(st.lists(st.sampled_from(BITS[name]) | st.sampled_from(_COMMON) | st.just("w"), max_size=16))
-    return "".join(f"w{index}w" if bit == "w" else bit for index, bit in enumerate(bits))
+    return "".join(f"q{index}z" if bit == "w" else bit for index, bit in enumerate(bits))
 
 
 def read(chat: ChatFormat, chunks: list[list[Piece]], opened: bool) -> tuple[Read, bool]:
@@ -109,9 +112,9 @@ def check(found: Read, is_open: bool, output: str) -> None:
     """Check that no word of an output is lost, and that all of its calls are complete or the last has been cut."""
     said = found.content + found.reasoning + "".join(name + arguments for name, arguments in found.calls)
     written, headers = _WORD.findall(output), set(_WORD.findall("".join(_HEADERS.findall(output))))
-    shown = _WORD.findall(said)
+    shown = [word for word in _WORD.findall(said) if word in written]
     assert len(shown) == len(set(shown))
-    assert set(written) - headers <= set(shown) <= set(written)
+    assert set(written) - headers <= set(shown)
     broken = 0
     for _, arguments in found.calls:
         try:
@@ -186,10 +189,10 @@ def test_what_a_model_gets_wrong_in_calls_loses_nothing(
     chat = find_chat_format(tokenizer)
     pieces: list[Piece] = []
     for number, call in enumerate(calls):
-        pieces += [*f" w{number}w ", *written(index, [(call[0], call[1] | {"a": f"x w{number + 10}w"})])]
+        pieces += [*f" q{number}z ", *written(index, [(call[0], call[1] | {"a": f"x q{number + 10}z"})])]
     for number in range(data.draw(st.integers(0, 3))):
         start = data.draw(st.integers(0, len(pieces)))
-        bit = data.draw(st.sampled_from([*BITS[name], *_COMMON, f"w{number + 20}w"]))
+        bit = data.draw(st.sampled_from([*BITS[name], *_COMMON, f"q{number + 20}z"]))
         pieces[start : start + data.draw(st.integers(0, 8))] = pieces_of(chat, tokenizer, bit)
     output = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
     texts = "".join(piece for piece in pieces if isinstance(piece, str))
@@ -198,6 +201,51 @@ def test_what_a_model_gets_wrong_in_calls_loses_nothing(
         check(found, is_open, output)
     for chunks in ([[piece] for piece in pieces], chunks_of(data, pieces)):
         assert read(chat, chunks, opened) == (found, is_open)
+
+
+TAGS = (
+    "<tool_call><function=f></function></tool_call>[TOOL_CALLS]f[ARGS]{}```tool_codef()```<function=g></function>"
+    "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><think>a</think>"
+)
+BESIDE_CALLS = [index for index, family in enumerate(FAMILIES) if family.name != "llama"]
+"""The families that take a form beside calls."""
+
+
+def check_with_form(
+    chat: ChatFormat, pieces: list[Piece], expected: tuple[str, list[Call]], data: st.DataObject
+) -> None:
+    """Check what is read of an output that is calls or an answer of a form."""
+    for chunks in ([whole(pieces)], [[piece] for piece in pieces], chunks_of(data, pieces)):
+        parser = chat.parser(TOOLS, reasoning_open=False, has_form=True)
+        events = [event for chunk in chunks for event in parser.push(chunk)]
+        found = Read.of(events + parser.finish())
+        assert (found.content.strip(), found.values) == expected
+
+
+@pytest.mark.parametrize("index", BESIDE_CALLS, ids=[IDS[index] for index in BESIDE_CALLS])
+@given(calls=_CALLS, space=st.sampled_from(["", "\n"]), data=st.data())
+def test_an_answer_that_has_a_form_has_no_calls_in_it(
+    index: int, calls: list[Call], space: str, data: st.DataObject
+) -> None:
+    family, tokenizer = FAMILIES[index], tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    answer = json.dumps({"text": TAGS + family.render(calls[: family.most])}, ensure_ascii=False)
+    header = pieces_of(chat, tokenizer, space + family.answer)
+    check_with_form(chat, [*header, *answer], (answer, []), data)
+    check_with_form(chat, [*space, *written(index, calls)], ("", calls[: family.most]), data)
+
+
+@given(calls=_CALLS, space=st.sampled_from(["", "\n"]), data=st.data())
+def test_an_answer_that_has_a_form_has_no_calls_in_it_by_a_description(
+    calls: list[Call], space: str, data: st.DataObject
+) -> None:
+    written_as = {"open": "<tool_call>", "close": "</tool_call>", "content": "json"}
+    fields = {"tool_calls": written_as | {"transform": {"function": "{content}"}}, "content": {}}
+    config = replace(tokenizer_of(0).config, response_template={"start_anchor": "x", "fields": fields})
+    chat = find_chat_format(Tokenizer(tokenizer_of(0)._backend, config))
+    answer = json.dumps({"text": TAGS + FAMILIES[0].render([("f", {})]).replace('"', "'")})
+    check_with_form(chat, list(space + answer), (answer, []), data)
+    check_with_form(chat, list(space + FAMILIES[0].render(calls)), ("", calls), data)
 
 
 def _read_text(index: int, text: str) -> tuple[str, list[tuple[str, str]], bool]:

@@ -48,10 +48,11 @@ class ChatFormat:
         """The end ids that the format adds to the checkpoint's own."""
         return frozenset()
 
-    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool) -> OutputParser:
+    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool, has_form: bool = False) -> OutputParser:
         """Return the parser of one output; without ``tools`` nothing in it is a call.
 
-        ``reasoning_open`` says that the prompt ends inside the reasoning (``opens_reasoning``).
+        ``reasoning_open`` says that the prompt ends inside the reasoning (``opens_reasoning``), ``has_form`` that the
+        guide has a form of the answer: an output that does not begin with a call is an answer, and has no calls in it.
         """
         return _PlainParser()
 

@@ -75,7 +75,8 @@ class HarmonyFormat(SectionFormat):
             return super().guide(tools, choice, parallel, answer=answer)
         return self.grammar(Asked((), True, False, answer=answer_rules(answer)))
 
-    def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool) -> Reading[None]:
+    def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool, has_form: bool) -> Reading[None]:
+        """Read messages: the header of each says whether it is a call, whether the answer has a form or not."""
         messages = _Messages(scanner, tools)
         if reasoning_open:
             word = yield from messages.body("analysis", None)

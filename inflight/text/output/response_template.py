@@ -67,9 +67,9 @@ class TemplateFormat(ChatFormat):
         """The end ids of the family."""
         return self._found.stop_token_ids
 
-    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool) -> OutputParser:
+    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool, has_form: bool = False) -> OutputParser:
         """Return the parser of one output."""
-        return _TemplateParser(self._read_by, {tool.name: tool for tool in tools}, reasoning_open)
+        return _TemplateParser(self._read_by, {tool.name: tool for tool in tools}, reasoning_open, has_form)
 
     @property
     def _read_by(self) -> ResponseTemplate:
@@ -122,9 +122,12 @@ class _TemplateParser:
 
     has_open_call = False
 
-    def __init__(self, template: ResponseTemplate, tools: dict[str, Tool], reasoning_open: bool) -> None:
+    def __init__(
+        self, template: ResponseTemplate, tools: dict[str, Tool], reasoning_open: bool, has_form: bool = False
+    ) -> None:
         self._template = template
         self._tools = tools
+        self._has_form, self._in_answer = has_form, False
         self._field = template.reasoning if reasoning_open else template.implicit
         self._scanner = Scanner(frozenset())
         self._buffer, self._enough = "", 0
@@ -170,7 +173,10 @@ class _TemplateParser:
                 break
             field, match = found
             self._add(self._buffer[place : match.start()])
-            self._cross(field, match)
+            if self._in_answer and field is not self._template.implicit:
+                self._add(match[0])
+            else:
+                self._cross(field, match)
             if match.end() == match.start():
                 place, hold = match.end(), match.end()
                 break
@@ -237,6 +243,7 @@ class _TemplateParser:
             self._scanner.reasoning(text)
         else:
             self._scanner.content(text)
+            self._in_answer |= self._has_form and bool(text.strip())
 
     def _close_calls(self, field: Field) -> None:
         """Give out the calls of a field that is complete, or its text where it has none."""

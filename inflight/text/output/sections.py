@@ -75,10 +75,10 @@ class SectionFormat(ChatFormat):
         found = (self._tokenizer.special_tokens.get(word) for word in self.ends)
         return frozenset(token for token in found if token is not None)
 
-    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool) -> OutputParser:
+    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool, has_form: bool = False) -> OutputParser:
         """Return the parser of one output."""
-        scanner = Scanner(frozenset(self._special))
-        return ReadingParser(scanner, self._read(scanner, {tool.name: tool for tool in tools}, reasoning_open))
+        scanner, named = Scanner(frozenset(self._special)), {tool.name: tool for tool in tools}
+        return ReadingParser(scanner, self._read(scanner, named, reasoning_open, has_form))
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether a rendered prompt ends inside a part of reasoning."""
@@ -148,7 +148,7 @@ class SectionFormat(ChatFormat):
         """Return a delimiter as an item of Lark."""
         return f"<[{self._special[delimiter]}]>" if delimiter in self._special else quote(delimiter)
 
-    def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool) -> Reading[None]:
+    def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool, has_form: bool) -> Reading[None]:
         if self.has_reasoning:
             scanner.begin()
             yield from scanner.run(SPACE)
@@ -163,11 +163,23 @@ class SectionFormat(ChatFormat):
                 scanner.reject()
         if tools:
             yield from self.begin(scanner, tools)
-        starts = self.starts if tools else ()
+        is_answer = has_form and not (yield from self._first_call(scanner, tools))
+        starts = self.starts if tools and not is_answer else ()
         while (start := (yield from scanner.until(starts, scanner.content))) is not None:
             scanner.begin("" if start in self._special else start)
             yield from self.calls(scanner, start, tools)
         scanner.end_content()
+
+    def _first_call(self, scanner: Scanner, tools: ToolsByName) -> Reading[bool]:
+        """Read the delimiter and the call that come next; return whether there is such a delimiter."""
+        scanner.begin()
+        yield from scanner.run(SPACE)
+        for start in self.starts if tools else ():
+            if (yield from scanner.literal(start)):
+                yield from self.calls(scanner, start, tools)
+                return True
+        scanner.reject()
+        return False
 
     def open_reasoning(self, scanner: Scanner) -> Reading[None]:
         """Read what else belongs to the delimiter that opens the reasoning."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 HEALTH, METRICS = "/health", "/metrics"
 MOST_BODIES = 16
-"""The bodies of all requests that run may have so many times ``max_body_bytes``."""
+"""The bodies of all requests that run may have so many times ``max_body_bytes``, beside ``SMALL_BODY`` of each."""
+SMALL_BODY = 64 << 10
+"""Bytes of each body for which there is always room."""
 SLOWEST_BODY = 16 << 10
 """Bytes that must come of a body in a second, beyond the first ``client_timeout_s``."""
 LEFT = 499
@@ -181,59 +183,122 @@ class Admission:
             await self._app(scope, receive, send)
 
 
+@dataclass(eq=False)
+class _Body:
+    """The body of a request that runs."""
+
+    taken: int = 0
+    """Bytes that have come."""
+    held: int = 0
+    """Bytes that count with those of all other requests."""
+    began: float = field(default_factory=time.monotonic)
+    patience: asyncio.Timeout | None = None
+    """What bounds the wait for the next part."""
+    must_go: bool = False
+    """Whether it has to make room for others."""
+
+    @property
+    def speed(self) -> float:
+        """Bytes that come in a second."""
+        return self.taken / max(1e-3, time.monotonic() - self.began)
+
+    def end(self) -> None:
+        """Have the request end that waits for the next part."""
+        self.must_go = True
+        if self.patience is not None and not self.patience.expired():
+            self.patience.reschedule(0)
+
+
 class BodyLimit:
-    """Bounds the bytes of a body, however it is sent, the time between two parts of it, and the time of the whole."""
+    """Bounds the bytes of a body, however it is sent, the time between two parts of it, and the time of the whole.
+
+    All bodies together have ``MOST_BODIES`` times the bytes of one, beside the first ``SMALL_BODY`` of each. Beyond
+    that, the one that comes the slowest of those that are not whole has to go; so nobody holds the others up with
+    bodies that do not end.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._coming: set[_Body] = set()
+        """Those that are not whole."""
         self._held = 0
-        """Bytes of the bodies of all requests that run."""
+        """Bytes of the bodies of all requests that run, beside the first ones of each."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand on a request. Raises ApiError: 413, or 408."""
+        """Hand on a request. Raises ApiError: 413, 408, or 503."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
-        taken, more, began = 0, True, time.monotonic()
+        body, whole = _Body(), False
 
         async def limited() -> Message:
-            nonlocal taken, more
-            if not more:
+            nonlocal whole
+            if whole:
                 return await receive()
-            left_s = self._timeout_s + taken / SLOWEST_BODY - (time.monotonic() - began)
-            message = await self._part(receive, left_s)
-            more = bool(message.get("more_body"))
-            taken += len(message.get("body", b""))
-            self._held += len(message.get("body", b""))
-            if taken > self._max_bytes:
-                raise self._too_large()
-            if self._held > MOST_BODIES * self._max_bytes:
-                raise self._too_many()
-            return message
+            whole = True
+            return await self._whole(receive, body)
 
         try:
             await self._app(scope, limited, send)
         finally:
-            self._held -= taken
+            self._release(body)
 
-    async def _part(self, receive: Receive, left_s: float) -> Message:
-        """Return the next part, of a body that has ``left_s`` seconds to come on."""
+    async def _whole(self, receive: Receive, body: _Body) -> Message:
+        """Return the body as one message, whatever parts it comes in; or that the client has left."""
+        content = bytearray()
+        self._coming.add(body)
         try:
-            async with asyncio.timeout(min(left_s, self._timeout_s)):
+            while (message := await self._part(receive, body))["type"] == "http.request":
+                content += message.get("body", b"")
+                self._take(body, len(content))
+                if not message.get("more_body"):
+                    return {"type": "http.request", "body": bytes(content), "more_body": False}
+            return message
+        finally:
+            self._coming.discard(body)
+
+    async def _part(self, receive: Receive, body: _Body) -> Message:
+        """Return the next part."""
+        left_s = self._timeout_s + body.taken / SLOWEST_BODY - (time.monotonic() - body.began)
+        try:
+            async with asyncio.timeout(min(left_s, self._timeout_s)) as body.patience:
                 return await receive()
         except TimeoutError:
-            time_s = f"{self._timeout_s:g} s (gateway.client_timeout_s)"
-            message = f"the body comes too slowly: each part has {time_s}, and all of it a second more for each "
-            message += f"{SLOWEST_BODY} bytes"
-            raise ApiError(408, message, code="request_timeout", headers={"connection": "close"}) from None
+            raise self._too_many() if body.must_go else self._too_slow() from None
+
+    def _take(self, body: _Body, taken: int) -> None:
+        """Count what has come of a body, and make room for it."""
+        if body.must_go:
+            raise self._too_many()
+        if taken > self._max_bytes:
+            raise self._too_large()
+        self._release(body)
+        body.taken, body.held = taken, max(0, taken - SMALL_BODY)
+        self._held += body.held
+        while self._held > MOST_BODIES * self._max_bytes:
+            slowest = min((one for one in self._coming if one.held), key=lambda one: one.speed)
+            self._release(slowest)
+            if slowest is body:
+                raise self._too_many()
+            slowest.end()
+
+    def _release(self, body: _Body) -> None:
+        self._held -= body.held
+        body.held = 0
+
+    def _too_slow(self) -> ApiError:
+        time_s = f"{self._timeout_s:g} s (gateway.client_timeout_s)"
+        message = f"the body comes too slowly: each part has {time_s}, and all of it a second more for each "
+        message += f"{SLOWEST_BODY} bytes"
+        return ApiError(408, message, code="request_timeout", headers={"connection": "close"})
 
     def _too_many(self) -> ApiError:
         limit = MOST_BODIES * self._max_bytes
         message = f"the bodies of the requests under way have more than {limit} bytes ({MOST_BODIES} times "
-        message += "gateway.max_body_bytes)"
+        message += "gateway.max_body_bytes), and of those that are not whole this one came the slowest"
         return ApiError(503, message, code="too_many_requests", headers={"retry-after": str(RETRY_AFTER_S)})
 
     def _too_large(self) -> ApiError:

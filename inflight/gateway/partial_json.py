@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from inflight.text.output.incremental_json import JsonText
 
-MOST_CUT = 1 << 18
-"""Characters of an object that has been cut off, which is read one by one: beyond what a call's arguments have."""
 _CLOSERS = {"{": "}", "[": "]"}
 
 
@@ -20,12 +18,17 @@ def is_object(text: str) -> bool:
         return False
 
 
-def whole_object(text: str) -> str | None:
-    """Return the JSON of an object; of one that has been cut off, its complete fields; None: the text begins none."""
-    if is_object(text):
-        return text
+def corrected_object(text: str) -> str | None:
+    """Return the JSON of an object that a model has got wrong, or that has been cut off: its complete fields.
+
+    Args:
+        text: is read character by character, a microsecond or two for each.
+
+    Returns:
+        None: the text begins no object.
+    """
     value, text = JsonText(), text.strip()
-    if not text.startswith("{") or len(text) > MOST_CUT:
+    if not text.startswith("{"):
         return None
     accepted, place = value.feed(text, 0)
     if value.broken or place < len(text):

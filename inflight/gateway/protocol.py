@@ -36,13 +36,15 @@ class GatewayConfig(Config):
         Args:
             app: the application.
             client_timeout_s: what a client has for a request's head, and to take the rest of an answer.
-            most_connections: are open at once; for one more, the one that has been without a request for longest ends.
+            most_connections: are open at once; for one more, the one that has been idle for longest ends, rather than
+                one whose client still takes the rest of an answer.
             settings: uvicorn's.
         """
         super().__init__(app, http=GatewayProtocol, **settings)
         self.client_timeout_s, self.most_connections = client_timeout_s, most_connections
         self.idle: dict[GatewayProtocol, None] = {}
-        """Connections without a request under way, the one that has been so for longest first."""
+        """Connections without a request under way, the one that has been so for longest first. The client may still
+        have to take the rest of its last answer."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -66,9 +68,16 @@ class GatewayProtocol(HttpToolsProtocol):
         self._arm()
         self.config.idle[self] = None
         if len(self.connections) > self.config.most_connections:
-            oldest = next(iter(self.config.idle))
-            del self.config.idle[oldest]
-            oldest.transport.abort()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End the connection that is idle for longest; only where it must be, one whose client still reads."""
+        *others, _ = self.config.idle
+        oldest = next(
+            (one for one in others if not one.transport.get_write_buffer_size()), next(iter(self.config.idle))
+        )
+        del self.config.idle[oldest]
+        oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""

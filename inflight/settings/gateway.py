@@ -38,7 +38,8 @@ class GatewaySettings(Section):
     max_body_bytes: int = Field(
         16 << 20,
         ge=1024,
-        description="bytes of a request's body; those of all requests that run may have 16 times as many",
+        description="bytes of a request's body; those of all requests that run may have 16 times as many, "
+        "beside 64 KiB of each",
     )
     max_concurrent_requests: int = Field(1024, ge=1, description="requests at once; one more is refused with 503")
     client_timeout_s: Seconds = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inflight.gateway.app import Served
+from inflight.gateway.middleware import MOST_BODIES, SMALL_BODY
 from tests.gateway.support.gateways import Inside, inside, until
 from tests.gateway.test_limits import SLEEP
 
@@ -196,16 +198,80 @@ def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> Non
         assert _status(_rest(busy)) == 200
 
 
-def test_bodies_are_bounded_together(hasty: Inside) -> None:
-    """A gateway with 4,096 bytes for each has 16 times as many for all."""
-    waiting = [_connect(hasty) for _ in range(20)]
+def test_a_connection_whose_answer_is_still_read_is_not_idle() -> None:
+    big = Served("GET", "/big", _big)
+    with inside(big, most_connections=3) as running, closing(_connect(running)) as reader:
+        _send(reader, _get("/big", "connection: keep-alive"))
+        assert reader.recv(1)
+        until(lambda: running.gateway.load.running == 0)  # the answer is made, and waits for its client
+        others = [_connect(running) for _ in range(20)]
+        assert [_rest(one) for one in others[:-2]] == [b""] * 18
+        assert len(_answer(reader)) >= BIG
+        for one in others:
+            one.close()
+
+
+async def _hold(request: Request) -> Response:
+    """Take a body and answer once the client has left."""
+    await request.body()
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.05)
+    return Response()
+
+
+MOST = 256 << 10
+FULL = MOST_BODIES * MOST // (MOST - SMALL_BODY) + 1
+"""So many bodies of ``MOST`` bytes are more than there may be."""
+
+
+@pytest.fixture
+def roomy() -> Iterator[Inside]:
+    """A gateway that takes all bodies together as 16 of 256 KiB."""
+    with inside(Served("POST", "/tokenize/hold", _hold), max_body_bytes=MOST) as running:
+        yield running
+
+
+def test_bodies_that_do_not_end_make_room_for_others(roomy: Inside) -> None:
+    waiting = [_connect(roomy) for _ in range(FULL + 10)]
     for one in waiting:
-        _send(one, _post("content-length: 4000", "connection: close"), b"[" * 3900)
-    answers = [_rest(one) for one in waiting]
-    assert {_status(answer) for answer in answers} == {408, 503}
-    refused = next(answer for answer in answers if _status(answer) == 503)
-    assert b"retry-after: 1" in refused
-    assert b"gateway.max_body_bytes" in refused
-    until(lambda: hasty.gateway.load.running == 0)
-    with hasty.client() as client:
-        assert client.post("/tokenize", json={"prompt": "a" * 3900}).status_code == 200
+        _send(one, _post(f"content-length: {MOST}", "connection: close"), b" " * (MOST - 1))
+    prompt = "a" * (MOST - 100)
+    with roomy.client() as client:
+        # Those that wait become slower with each second; only where the machine stands still is another body slower.
+        until(lambda: client.post("/tokenize", json={"prompt": prompt}).status_code == 200)
+        assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
+    answers = [_rest(one) for one in waiting[:2]]
+    for one in waiting:
+        one.close()
+    for answer in answers:
+        assert _status(answer) == 503
+        assert b"retry-after: 1" in answer
+        assert b"gateway.max_body_bytes" in answer
+        assert b"this one came the slowest" in answer
+    until(lambda: roomy.gateway.load.running == 0)
+
+
+def test_small_bodies_pass_where_large_ones_do_not(roomy: Inside) -> None:
+    """The bodies of requests that run are whole, and stay."""
+    held = [_connect(roomy) for _ in range(FULL - 1)]
+    for number, one in enumerate(held, 1):
+        _send(one, _post(f"content-length: {MOST}").replace(b"/tokenize", b"/tokenize/hold"), b" " * MOST)
+        until(lambda number=number: roomy.gateway.load.running == number)
+    with roomy.client() as client:
+        until(lambda: client.post("/tokenize", json={"prompt": "a" * (MOST - 100)}).status_code == 503)
+        assert client.post("/tokenize", json={"prompt": "a" * (SMALL_BODY - 100)}).status_code == 200
+        for one in held:
+            one.close()
+        until(lambda: roomy.gateway.load.running == 0)
+        assert client.post("/tokenize", json={"prompt": "a" * (MOST - 100)}).status_code == 200
+
+
+def test_a_body_in_many_parts_is_read_whole(roomy: Inside) -> None:
+    body = json.dumps({"prompt": "a" * 1000}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % one for one in body) + b"0\r\n\r\n"
+    parts = [chunks[place : place + 7] for place in range(0, len(chunks), 7)]
+    with closing(_connect(roomy)) as connection:
+        _send(connection, _post("transfer-encoding: chunked", "connection: close"), *parts)
+        answer = _rest(connection)
+    with roomy.client() as client:
+        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == client.post("/tokenize", json=json.loads(body)).json()

@@ -8,7 +8,7 @@ import pytest
 
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT, CHAT_READER
-from inflight.gateway.partial_json import MOST_CUT
+from inflight.gateway.responses.conversation import MOST_CUT
 from inflight.gateway.responses.fields import RESPONSES
 from inflight.gateway.responses.request import ResponsesRequest, read_request
 from tests.gateway.support.chat_fields import CHAT_FIELDS, REFUSED_OF_CHATS
@@ -206,6 +206,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [CALL | {"arguments": '{"a": }'}]}, "input[0].arguments"),
     ({"input": [CALL | {"arguments": "[1]"}]}, "input[0].arguments"),
     ({"input": [CALL | {"arguments": '{"a": "' + "x" * MOST_CUT}]}, "input[0].arguments"),
+    ({"input": [CALL | {"arguments": '{"a": "' + "x" * (MOST_CUT // 2)}] * 2}, "input[1].arguments"),
     ({"input": [CALL | {"arguments": '{"a": NaN}'}]}, "input[0].arguments"),
     ({"input": [CALL | {"caller": {"type": "program", "caller_id": "x"}}]}, "input[0].caller"),
     ({"input": [{"role": "assistant", "content": "Yes.", "phase": "first"}]}, "input[0].phase"),

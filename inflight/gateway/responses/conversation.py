@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inflight.gateway.opaque_reasoning import open_reasoning
-from inflight.gateway.partial_json import whole_object
+from inflight.gateway.partial_json import corrected_object, is_object
 from inflight.gateway.reading import JsonValue
 from inflight.gateway.turns import Turns
 from inflight.gateway.values import one_of
@@ -18,6 +18,8 @@ _AGENT = frozenset({"type", "id", "author", "recipient", "content", "status"})
 _TEXT = frozenset({"type", "text", "annotations", "logprobs", "refusal", "id", "prompt_cache_breakpoint"})
 _ROLE = one_of("user", "assistant", "system", "developer")
 _PHASE = one_of("commentary", "final_answer")
+MOST_CUT = 1 << 18
+"""Characters of all arguments of calls that are not whole, which are read one by one: half a second's work at most."""
 _NO_STORE = "nothing is stored; send the item itself"
 
 
@@ -78,16 +80,21 @@ def _add_agent_message(turns: Turns, item: JsonValue) -> None:
 def _add_call(turns: Turns, item: JsonValue) -> None:
     item.only(_CALL)
     _check_caller(item)
-    arguments = _read_arguments(item.need("arguments"))
+    arguments = _read_arguments(turns, item.need("arguments"))
     turns.call(item.need("call_id").name(), item.need("name").name(), arguments, item.path)
 
 
-def _read_arguments(arguments: JsonValue) -> str:
+def _read_arguments(turns: Turns, arguments: JsonValue) -> str:
     """Return the arguments of a call as JSON; of those that a limit has cut, the fields that are complete."""
-    text = whole_object(arguments.text() or "{}")
-    if text is None:
+    text = arguments.text() or "{}"
+    if is_object(text):
+        return text
+    turns.cut_characters += len(text)
+    if turns.cut_characters > MOST_CUT:
+        raise arguments.error(f"is no JSON of an object; such arguments have {MOST_CUT} characters together at most")
+    if (whole := corrected_object(text)) is None:
         raise arguments.error("must be the JSON of an object, or its beginning where the call was cut off")
-    return text
+    return whole
 
 
 def _check_caller(item: JsonValue) -> None:

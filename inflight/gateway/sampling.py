@@ -35,7 +35,7 @@ def sampling_arguments(fields: Fields, gateway: Gateway) -> dict[str, Any]:
     Raises:
         ApiError: 400, naming the field.
     """
-    defaults = gateway.tokenizer.config.sampling_defaults
+    defaults, vocab_size = gateway.tokenizer.config.sampling_defaults, gateway.tokenizer.config.vocab_size
     get = {name: fields.get(name, defaults.get(name, value)) for name, value in _NEUTRAL.items()}
     arguments: dict[str, Any] = get | {
         "top_p": get["top_p"] or _SMALLEST_TOP_P,
@@ -43,11 +43,12 @@ def sampling_arguments(fields: Fields, gateway: Gateway) -> dict[str, Any]:
         "seed": fields["seed"] % (MAX_SEED + 1) if "seed" in fields else None,
         "sequences": _sequences(fields, gateway),
         "stop_strings": _words(fields, "stop", gateway),
-        "bias": _bias(fields, gateway.tokenizer.config.vocab_size),
+        "bias": _bias(fields, vocab_size),
         "bad_words": _bad_words(fields, gateway),
     }
     arguments["end_ids"] = [] if fields.get("ignore_eos") else sorted(gateway.end_ids)
-    arguments["end_ids"] += [one for one in fields.get("stop_token_ids", ()) if one not in arguments["end_ids"]]
+    stops = _tokens(fields, "stop_token_ids", vocab_size)
+    arguments["end_ids"] += [one for one in stops if one not in arguments["end_ids"]]
     return arguments
 
 
@@ -135,19 +136,24 @@ def _bad_words(fields: Fields, gateway: Gateway) -> list[list[int]]:
 
 def _bias(fields: Fields, vocab_size: int) -> np.ndarray | None:
     """Return what is added to the logits, float32 [vocab]; None: nothing."""
-    given, allowed = fields.get("logit_bias", {}), fields.get("allowed_token_ids")
-    if not given and allowed is None:
+    given, allowed = fields.get("logit_bias", {}), _tokens(fields, "allowed_token_ids", vocab_size)
+    if not given and not allowed:
         return None
     bias = np.zeros(vocab_size, np.float32)
-    if allowed is not None:
+    if allowed:
         bias[:] = -np.inf
-        bias[[_token(one, f"allowed_token_ids[{index}]", vocab_size) for index, one in enumerate(allowed)]] = 0
+        bias[allowed] = 0
     for name, value in given.items():
         path = f"logit_bias.{name}"
         if not name.isascii() or not name.isdigit() or len(name) > 10:
             raise invalid(f'{path[:100]}: the key must be a token id, such as "50256"', path[:100])
         bias[_token(int(name), path, vocab_size)] += value
     return bias
+
+
+def _tokens(fields: Fields, name: str, vocab_size: int) -> list[int]:
+    """Return the token ids of a field, which the vocabulary has."""
+    return [_token(one, f"{name}[{index}]", vocab_size) for index, one in enumerate(fields.get(name, ()))]
 
 
 def _token(token: int, path: str, vocab_size: int) -> int:

@@ -89,3 +89,10 @@ def test_a_response_is_not_cut_where_truncation_is_disabled(served: tuple[Inside
         error = client.post(RESPONSES, json={**asked, "truncate_prompt_tokens": 5})
         assert (error.status_code, error.json()["error"]["param"]) == (400, "truncation")
         assert client.post(RESPONSES, json=asked).json()["truncation"] == "disabled"
+
+
+def test_nothing_is_left_of_no_prompt(served: tuple[Inside, Script]) -> None:
+    running, _ = served
+    with running.client() as client:
+        error = client.post(COMPLETIONS, json={"model": "model", "prompt": "Hi", "truncate_prompt_tokens": 0})
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "truncate_prompt_tokens")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from inflight.errors import InvalidRequest
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT_READER, COMPLETION_READER
 from inflight.gateway.fields import Reader
@@ -13,7 +14,9 @@ from inflight.gateway.guides import read_guide
 from inflight.gateway.messages.request import read_message_request
 from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.responses.request import read_request
+from inflight.gateway.tools import read_tools
 from inflight.text.chat import ChatTemplate
+from inflight.text.messages import check_messages
 from tests.support.tables import each_row
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
@@ -166,3 +169,31 @@ def test_a_field_with_two_names_says_one_thing() -> None:
         fields.either("max_completion_tokens", "max_tokens")
     assert (caught.value.status, caught.value.param) == (400, "max_tokens")
     assert CHAT_READER.read(CHAT).either("max_completion_tokens", "max_tokens") is None
+
+
+def test_a_null_inside_of_a_tool_or_a_choice_is_an_absent_field() -> None:
+    tool = {"type": None, "function": {"name": "add", "description": None, "parameters": None, "strict": None}}
+    choice = {"type": None, "function": {"name": "add"}}
+    tools, chosen = read_tools(CHAT_READER.read(CHAT | {"tools": [tool], "tool_choice": choice}, strict=True))
+    assert [one.name for one in tools] == ["add"]
+    assert chosen.kind == "named"
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": None}}
+    guide = read_guide(CHAT_READER.read(CHAT | {"response_format": form}))
+    assert guide is not None
+    assert guide.guide.text == "{}"
+    [message] = check_messages([{"role": "assistant", "content": "a", "tool_calls": [{**CALL, "type": None}]}])
+    assert message["tool_calls"][0]["type"] == "function"
+
+
+def test_a_tool_with_the_name_of_another_is_named() -> None:
+    tools = [{"type": "function", "function": FUNCTION}] * 2
+    with pytest.raises(ApiError) as caught:
+        read_tools(CHAT_READER.read(CHAT | {"tools": tools}))
+    assert caught.value.param == "tools[1].function.name"
+
+
+def test_an_answer_that_was_cut_off_in_its_reasoning_is_taken_back() -> None:
+    [message] = check_messages([{"role": "assistant", "content": None, "reasoning": "Hm.", "reasoning_content": "Hm."}])
+    assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].content is null"):
+        check_messages([{"role": "user", "content": None, "reasoning": "Hm."}])

@@ -126,12 +126,12 @@ _REQUEST = (
         "part of the answer's `id`; the header x-request-id names the request in the log",
     ),
     served("rid", string(128, empty=False), "SGLang's name of `request_id`"),
+    accepted("session_id", string(), "there is one engine, and nothing to keep a session at"),
     accepted("safety_identifier", string(), "only OpenAI's own service uses it"),
     accepted("metadata", mapping(), "it describes stored answers, and none are stored"),
     accepted("prompt_cache_key", string(), "every prompt shares the prefix cache"),
     accepted("prompt_cache_retention", string(), "`kv_cache` of the deployment says what is kept"),
     accepted("prompt_cache_options", mapping(), "`kv_cache` of the deployment says what is kept", CACHE_OPTIONS),
-    accepted("session_id", string(), "there is one engine, and nothing to keep a session at"),
     accepted("service_tier", one_of("auto", "default"), "there is one tier; `priority` orders requests"),
 )
 _REFUSED = (

@@ -229,7 +229,7 @@ def test_no_setting_changes_a_guided_token(settings: dict[str, Any]) -> None:
     ]
     expected = _run(_engine(), *(_guided(kind, text, **more) for kind, text, more in requests))
     engine = _engine(**settings)
-    _run(engine, *(_guided(kind, text, max_tokens=1) for kind, text in guides))  # kept guides: all requests run together
+    _run(engine, *(_guided(kind, text, max_tokens=1) for kind, text in guides))  # guides are kept, so all run together
     outputs = _run(engine, *(_guided(kind, text, **more) for kind, text, more in requests))
     assert [output.tokens for output in outputs] == [output.tokens for output in expected]
     assert ("policy" in settings) == (engine._scheduler.preemptions > 0)

@@ -37,10 +37,10 @@ lint:
 	$(BIN)/mypy
 
 # `test` has at least one proof of every promise; `proofs` has the long ones, and every property again with many more
-# examples; `programs` has programs of others. `check` is all three in one run: each test is read once and each property
-# tried once, with many examples. Each has a worker more than there are cores, 9 at most, since one of them mostly waits.
-# What runs alone is looked for only in files with its mark: to read all of them takes 20 s. ARGS are pytest's, of one run
-# without workers.
+# examples; `programs` has programs of others. `check` is all three in one run, which collects the tests once, tries each
+# property once, with many examples, and lists the slowest at its end. Each has a worker more than there are cores, 9 at
+# most, since one of them mostly waits. What runs alone is looked for only in files with its mark: to read all of them
+# takes 20 s. ARGS are pytest's, of one run without workers.
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 9)))
 TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder -n $(WORKERS)
 ALONE = $(BIN)/pytest -m alone $$(grep -rl "mark\.alone" tests --include=*.py)
@@ -58,7 +58,7 @@ proofs:
 
 check:
 	$(SETUP) $(EVERYTHING)
-	@status=0; $(TOGETHER) -m "not alone" || status=1; $(ALONE) || status=1; exit $$status
+	@status=0; $(TOGETHER) --durations=40 -m "not alone" || status=1; $(ALONE) || status=1; exit $$status
 
 # The gateway under programs of others, which come from the package registries.
 programs:

@@ -46,8 +46,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares fixtures or caches: the tests of a module, and those with the servers of one engine.
 
-    Proofs that mostly wait begin first, one after the other where there are few cores: all the others run meanwhile.
-    The tests of shared servers, which are one long row, come next, and so nobody waits for them at the end.
+    Proofs that mostly wait begin first, one after the other where there are few cores: all the others run
+    meanwhile, and nobody waits for them at the end.
     """
     swept: set[str] = set()
     for item in items:
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("proof")
             swept.add(test)
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
-    items.sort(key=lambda item: (not _waits(item), not _shared_servers(item)))
+    items.sort(key=lambda item: not _waits(item))
 
 
 def _waits(item: pytest.Item) -> bool:
@@ -73,16 +73,11 @@ def _waits(item: pytest.Item) -> bool:
 def _group(item: pytest.Item) -> str:
     if _waits(item) and (os.cpu_count() or 1) < _MANY_CORES:
         return "waits"
-    return _shared_servers(item) or item.path.stem
-
-
-def _shared_servers(item: pytest.Item) -> str:
-    """Return the name of the servers that a test shares with others; empty: it shares none."""
     call = getattr(item, "callspec", None)
     engine = call.params.get("engine") if call else None
     if "gateway" in getattr(item, "fixturenames", ()):
         return "gateway"
-    return f"servers-{engine}" if engine else ""
+    return f"servers-{engine}" if engine else item.path.stem
 
 
 def _waited_s() -> dict[str, float]:

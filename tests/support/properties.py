@@ -14,7 +14,7 @@ _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
 settings.register_profile(
     "full",
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     suppress_health_check=_SPEED,
     print_blob=True,

@@ -1,7 +1,8 @@
 """Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make proofs` and `make check`, ``soak`` for a night.
 
 HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
-the machine does. ``dev`` tries the same examples each time; the others draw new ones.
+the machine does. ``dev`` tries the same examples each time, and so does ``full`` where the environment has CI: what is
+tried there depends on the code alone. Elsewhere ``full`` and ``soak`` draw new examples.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=_SPEED,
     print_blob=True,
-    derandomize=False,  # Hypothesis's own default is another where the environment has CI
+    derandomize="CI" in os.environ,
 )
-settings.register_profile("soak", settings.get_profile("full"), max_examples=5000)
+settings.register_profile("soak", settings.get_profile("full"), max_examples=5000, derandomize=False)
 
 
 def load_profile() -> None:

@@ -9,8 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from typing import Any
 
 import pytest
@@ -26,19 +25,27 @@ from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueF
 from inflight.sampling import Guide, SamplingParams
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
-from tests.engine.support.driving import ask, load, run
-from tests.engine.support.guiding import byte_tokenizer, end_id
+from tests.engine.support.driving import ask, finish, load, run
+from tests.engine.support.guiding import byte_tokenizer, compiles_nothing, end_id
 
 PROMPT = tuple(range(40, 60))
 AMBIGUOUS = 'start: s\ns: s s | "a" | "b" | " "'
 WAIT_S = 120
 
 
+def _settings(**settings: Any) -> GuidedDecodingSettings:
+    """Return settings with which a busy machine has time to compile."""
+    return GuidedDecodingSettings(**{"compile_timeout_s": WAIT_S} | settings)
+
+
+def _engine(**settings: Any) -> Engine:
+    guided = _settings(**settings)
+    return load(checkpoint("llama"), byte_tokenizer(), max_batch_size=16, num_blocks=1024, guided_decoding=guided)
+
+
 def _compiler(**settings: Any) -> GuideCompiler:
     """Return a compiler of one thread, whose process runs."""
-    made = GuideCompiler(
-        lambda: Vocabulary(byte_tokenizer(), VOCAB), GuidedDecodingSettings(**{"compile_threads": 1} | settings)
-    )
+    made = GuideCompiler(lambda: Vocabulary(byte_tokenizer(), VOCAB), _settings(**{"compile_threads": 1} | settings))
     assert isinstance(_result(made, made.ask(_regex("first"))), CompiledGuide)
     return made
 
@@ -58,26 +65,34 @@ def _pid(compiler: GuideCompiler) -> int:
     return checker._process.pid
 
 
-@contextmanager
-def _hanging(compiler: GuideCompiler) -> Iterator[int]:
-    """Make the compiler's process stand still, as a guide that hangs does."""
-    pid = _pid(compiler)
-    os.kill(pid, signal.SIGSTOP)
-    yield pid
+def _hang(compiler: GuideCompiler) -> tuple[int, threading.Event]:
+    """Make the compiler's process stand still, as a guide that hangs does.
+
+    Return its id, and an event: that it has been sent a guide.
+    """
+    [checker] = compiler._worker._checkers
+    connection = checker._connection
+    assert connection is not None
+    sent, send = threading.Event(), connection.send
+
+    def noted(guide: Guide) -> None:
+        send(guide)
+        sent.set()
+
+    connection.send = noted  # type: ignore[method-assign]
+    os.kill(pid := _pid(compiler), signal.SIGSTOP)
+    return pid, sent
 
 
 def test_a_compilation_that_hangs_is_ended_and_the_next_one_works() -> None:
     compiler = _compiler()
     [checker] = compiler._worker._checkers
-    checker._settings = GuidedDecodingSettings(compile_timeout_s=5)
-    with _hanging(compiler) as pid:
-        hung = compiler.ask(_regex("a"))
-        said = _result(compiler, hung)
+    checker._settings = _settings(compile_timeout_s=0.5)
+    pid, _ = _hang(compiler)
+    said = _result(compiler, compiler.ask(_regex("a")))
     assert isinstance(said, InvalidRequest)
-    assert "guided_decoding_guide takes more than 5 s to compile" in str(said)
-    checker._settings = GuidedDecodingSettings(
-        compile_timeout_s=WAIT_S
-    )  # a busy machine may take longer than those 5 s
+    assert "guided_decoding_guide takes more than 0.5 s to compile" in str(said)
+    checker._settings = _settings()  # a busy machine may take longer
     assert isinstance(_result(compiler, compiler.ask(_regex("b"))), CompiledGuide)
     assert _pid(compiler) != pid
     assert isinstance(_result(compiler, compiler.ask(_regex("a"))), CompiledGuide), "it is tried again"
@@ -85,11 +100,10 @@ def test_a_compilation_that_hangs_is_ended_and_the_next_one_works() -> None:
 
 def test_a_compilation_that_crashes_ends_its_request_alone() -> None:
     compiler = _compiler()
-    with _hanging(compiler) as pid:
-        crashed, after = compiler.ask(_regex("a")), compiler.ask(_regex("b"))
-        while crashed in compiler._worker._queue:
-            pass
-        os.kill(pid, signal.SIGKILL)
+    pid, sent = _hang(compiler)
+    crashed, after = compiler.ask(_regex("a")), compiler.ask(_regex("b"))
+    assert sent.wait(WAIT_S)
+    os.kill(pid, signal.SIGKILL)
     assert isinstance(_result(compiler, after), CompiledGuide)
     said = _result(compiler, crashed)
     assert isinstance(said, InvalidRequest)
@@ -107,20 +121,19 @@ def test_a_process_that_has_ended_meanwhile_is_started_again() -> None:
 
 def test_what_nobody_waits_for_leaves_the_queue_and_a_full_queue_refuses() -> None:
     compiler = _compiler(compile_queue=2)
-    with _hanging(compiler) as pid:
-        first = compiler.ask(_regex("a"))
-        while first in compiler._worker._queue:
-            pass
-        queued = [compiler.ask(_regex(text)) for text in "bcd"]
-        assert isinstance(compiler.result(queued[2]), QueueFull)
-        assert compiler.ask(_regex("b")) is queued[0]
-        for _ in range(2):
-            compiler.give_up(queued[0])
-        assert list(compiler._worker._queue) == [queued[1]]
-        again = compiler.ask(_regex("d"))
-        assert compiler.result(again) is None
-        compiler.give_up(first)
-        os.kill(pid, signal.SIGCONT)
+    pid, sent = _hang(compiler)
+    first = compiler.ask(_regex("a"))
+    assert sent.wait(WAIT_S)
+    queued = [compiler.ask(_regex(text)) for text in "bcd"]
+    assert isinstance(compiler.result(queued[2]), QueueFull)
+    assert compiler.ask(_regex("b")) is queued[0]
+    for _ in range(2):
+        compiler.give_up(queued[0])
+    assert list(compiler._worker._queue) == [queued[1]]
+    again = compiler.ask(_regex("d"))
+    assert compiler.result(again) is None
+    compiler.give_up(first)
+    os.kill(pid, signal.SIGCONT)
     assert isinstance(_result(compiler, again), CompiledGuide)
     assert isinstance(compiler.result(queued[1]), CompiledGuide)
     assert queued[0].result is None
@@ -150,7 +163,7 @@ def test_the_process_ends_when_the_one_that_started_it_has_ended() -> None:
 
 def test_a_process_that_does_not_start_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    compiler = GuideCompiler(lambda: Vocabulary(byte_tokenizer(), VOCAB), GuidedDecodingSettings())
+    compiler = GuideCompiler(lambda: Vocabulary(byte_tokenizer(), VOCAB), _settings())
     said = _result(compiler, compiler.ask(_regex("a")))
     assert isinstance(said, EngineFailure)
     monkeypatch.undo()
@@ -192,7 +205,7 @@ def test_a_guide_whose_lexer_is_full_is_compiled_anew() -> None:
     guide = _regex("[ab]*a[ab]{10}")
     compiled = _result(compiler, compiler.ask(guide))
     assert isinstance(compiled, CompiledGuide)
-    engine = load(checkpoint("llama"), byte_tokenizer(), max_batch_size=16, num_blocks=1024)
+    engine = _engine()
     assert engine._guides is not None
     engine._guides._compiler = compiler
     failed = 0
@@ -234,14 +247,12 @@ def _run(engine: Engine, *requests: Request) -> list[Output]:
 
 
 def test_a_request_that_finds_the_queue_of_guides_full_may_be_sent_again() -> None:
-    engine = load(
-        checkpoint("llama"),
-        byte_tokenizer(),
-        max_batch_size=8,
-        num_blocks=1024,
-        guided_decoding=GuidedDecodingSettings(compile_threads=1, compile_queue=1),
-    )
-    outputs = _run(engine, *(_guided(_regex(f"[ab]{{{length}}}")) for length in range(1, 9)))
+    """The first may have left the queue, and hangs; the next one fills it, and stays there."""
+    engine = _engine(compile_threads=1, compile_queue=1)
+    with compiles_nothing(engine):
+        for length in range(1, 9):
+            engine.submit(_guided(_regex(f"[ab]{{{length}}}")))
+    outputs = finish(engine).values()
     refused = [one for one in outputs if one.error is not None]
     assert 6 <= len(refused) < 8
     assert all(isinstance(one.error, QueueFull) for one in refused)
@@ -250,7 +261,7 @@ def test_a_request_that_finds_the_queue_of_guides_full_may_be_sent_again() -> No
 
 
 def test_warming_up_starts_the_process() -> None:
-    engine = load(checkpoint("llama"), byte_tokenizer(), max_batch_size=8, num_blocks=1024)
+    engine = _engine()
     engine.warm_up()
     assert engine._guides is not None
     compiler = engine._guides._compiler
@@ -261,8 +272,7 @@ def test_warming_up_starts_the_process() -> None:
 
 
 def test_masks_that_take_ever_longer_end_their_request_alone() -> None:
-    settings = GuidedDecodingSettings(max_mask_ms=1)
-    engine = load(checkpoint("llama"), byte_tokenizer(), max_batch_size=8, num_blocks=1024, guided_decoding=settings)
+    engine = _engine(max_mask_ms=1)
     neighbours = [ask(PROMPT, 60, temperature=1.0, seed=3), _guided(_regex("[a-z]{60}"), seed=3)]
     slow, *beside = _run(
         engine, _guided(Guide("lark_grammar", AMBIGUOUS), max_tokens=400, ignore_eos=True), *neighbours
@@ -301,7 +311,7 @@ def _fed(vocabulary: Vocabulary, grammar: str, token: int) -> Any:
     from llguidance import LLMatcher
 
     matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0)
-    for _ in range(120):
+    for _ in range(240):
         matcher.consume_token(token)
     return matcher
 

@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 START_S = 60
 """Seconds until the gateway must answer after its start."""
-ENGINE_SEEN_S = 5
-"""Seconds that the gateway gets to see an engine that is ready."""
+_ENGINE_LOOKS = 50
+"""How many times it is asked, five seconds long, whether it has seen that the engine is ready: time itself also passes
+where the machine stands still."""
 PAUSES_S = (0, 1, 2, 4, 8, 16)
 """The pauses before new starts in a row; the last of them before all that follow."""
 WELL_S = 60
@@ -126,8 +127,9 @@ class GatewayProcess:
         self._tried.wait()
         if not self._answered.is_set():
             raise DeploymentError(f"the gateway {self._error}")
-        deadline = time.monotonic() + ENGINE_SEEN_S
-        while not self._answers(ready=True) and time.monotonic() < deadline:
+        for _ in range(_ENGINE_LOOKS):
+            if self._answers(ready=True):
+                return
             time.sleep(_LOOK_S)
 
     def begin_stop(self) -> None:

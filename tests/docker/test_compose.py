@@ -43,7 +43,7 @@ def test_it_becomes_healthy_and_answers(container: str) -> None:
     body = {"text_input": "What is in-flight batching?", "max_tokens": 32}
     reply = httpx.post("http://127.0.0.1:8000/v2/models/ensemble/generate", json=body, timeout=30)
     assert "batch" in reply.json()["text_output"]
-    models = httpx.get("http://127.0.0.1:8080/v1/models").json()
+    models = httpx.get("http://127.0.0.1:8080/v1/models", timeout=60).json()
     assert [model["id"] for model in models["data"]] == ["demo"]
     assert "nv_trt_llm_request_metrics" in httpx.get("http://127.0.0.1:8002/metrics").text
 

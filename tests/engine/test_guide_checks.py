@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +40,22 @@ def _pid(compiler: GuideCompiler) -> int:
 
 
 @contextmanager
-def _hanging(compiler: GuideCompiler) -> Iterator[int]:
-    """Make the compiler's process stand still, as a guide that hangs does."""
-    pid = _pid(compiler)
-    os.kill(pid, signal.SIGSTOP)
-    yield pid
+def _hanging(compiler: GuideCompiler) -> Iterator[tuple[int, threading.Event]]:
+    """Make the compiler's process stand still, as a guide that hangs does.
+
+    Yield its id, and an event: that it has been sent a guide.
+    """
+    connection = _handle(compiler)._connection
+    assert connection is not None
+    sent, send = threading.Event(), connection.send
+
+    def noted(guide: Guide) -> None:
+        send(guide)
+        sent.set()
+
+    connection.send = noted  # type: ignore[method-assign]
+    os.kill(pid := _pid(compiler), signal.SIGSTOP)
+    yield pid, sent
 
 
 @contextmanager
@@ -58,7 +70,7 @@ def _clock_limit(seconds: float) -> Iterator[None]:
 def test_a_check_that_does_not_end_is_ended_and_the_next_one_works() -> None:
     """A process that stands still takes no CPU time, so it may be the machine's fault: the request may come again."""
     compiler = guide_compiler()
-    with _hanging(compiler) as pid, _clock_limit(5):
+    with _hanging(compiler) as (pid, _), _clock_limit(5):
         said = result_of(compiler, compiler.ask(regex("a")))
     assert isinstance(said, QueueFull)
     assert _pid(compiler) == pid
@@ -107,7 +119,7 @@ def _tag(number: int) -> dict[str, Any]:
 
 def test_time_in_which_a_check_does_nothing_does_not_count() -> None:
     compiler = guide_compiler(compile_timeout_s=1)
-    with _hanging(compiler) as pid, _clock_limit(COMPILE_WAIT_S):
+    with _hanging(compiler) as (pid, _), _clock_limit(COMPILE_WAIT_S):
         asked = compiler.ask(regex("a"))
         assert not asked.done.wait(1.5)
         os.kill(pid, signal.SIGCONT)
@@ -116,8 +128,10 @@ def test_time_in_which_a_check_does_nothing_does_not_count() -> None:
 
 def test_one_client_does_not_hold_all_threads() -> None:
     compiler = guide_compiler(compile_threads=2)
-    with _hanging(compiler) as pid:
-        first, second, shared = (compiler.ask(regex(text), "busy") for text in "abc")
+    with _hanging(compiler) as (pid, sent):
+        first = compiler.ask(regex("a"), "busy")
+        assert sent.wait(COMPILE_WAIT_S)
+        second, shared = (compiler.ask(regex(text), "busy") for text in "bc")
         assert isinstance(result_of(compiler, compiler.ask(regex("d"), "other")), CompiledGuide)
         assert isinstance(result_of(compiler, compiler.ask(regex("e"))), CompiledGuide), "no client is known"
         assert compiler.ask(regex("c"), "other") is shared
@@ -130,10 +144,9 @@ def test_one_client_does_not_hold_all_threads() -> None:
 
 def test_a_compilation_that_crashes_ends_its_request_alone() -> None:
     compiler = guide_compiler()
-    with _hanging(compiler) as pid:
+    with _hanging(compiler) as (pid, sent):
         crashed, after = compiler.ask(regex("a")), compiler.ask(regex("b"))
-        while crashed in compiler._worker._queue:
-            pass
+        assert sent.wait(COMPILE_WAIT_S)
         os.kill(pid, signal.SIGKILL)
     assert isinstance(result_of(compiler, after), CompiledGuide)
     said = result_of(compiler, crashed)
@@ -152,10 +165,9 @@ def test_a_process_that_has_ended_meanwhile_is_started_again() -> None:
 
 def test_what_nobody_waits_for_leaves_the_queue_and_a_full_queue_refuses() -> None:
     compiler = guide_compiler(compile_queue=2)
-    with _hanging(compiler) as pid:
+    with _hanging(compiler) as (pid, sent):
         first = compiler.ask(regex("a"))
-        while first in compiler._worker._queue:
-            pass
+        assert sent.wait(COMPILE_WAIT_S)
         queued = [compiler.ask(regex(text)) for text in "bcd"]
         assert isinstance(compiler.result(queued[2]), QueueFull)
         assert compiler.ask(regex("b")) is queued[0]
@@ -172,7 +184,7 @@ def test_what_nobody_waits_for_leaves_the_queue_and_a_full_queue_refuses() -> No
     assert isinstance(result_of(compiler, compiler.ask(regex("b"))), CompiledGuide)
 
 
-def test_the_process_ends_with_theguide_compiler() -> None:
+def test_the_process_ends_with_the_compiler() -> None:
     compiler = guide_compiler()
     handle = _handle(compiler)
     process = handle._process

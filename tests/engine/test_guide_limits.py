@@ -20,8 +20,8 @@ from inflight.errors import InvalidRequest, QueueFull
 from inflight.sampling import Guide, SamplingParams
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
-from tests.engine.support.driving import ask, load, run
-from tests.engine.support.guiding import byte_tokenizer, end_id, guide_compiler, regex, result_of
+from tests.engine.support.driving import ask, finish, load, run
+from tests.engine.support.guiding import byte_tokenizer, compiles_nothing, end_id, guide_compiler, regex, result_of
 
 PROMPT = tuple(range(40, 60))
 AMBIGUOUS = 'start: s\ns: s s | "a" | "b" | " "'
@@ -110,14 +110,13 @@ def _run(engine: Engine, *requests: Request) -> list[Output]:
 
 
 def test_a_request_that_finds_the_queue_of_guides_full_may_be_sent_again() -> None:
-    engine = load(
-        checkpoint("llama"),
-        byte_tokenizer(),
-        max_batch_size=8,
-        num_blocks=1024,
-        guided_decoding=GuidedDecodingSettings(compile_threads=1, compile_queue=1),
-    )
-    outputs = _run(engine, *(_guided(regex(f"[ab]{{{length}}}")) for length in range(1, 9)))
+    """The first may have left the queue, and waits; the next one fills it, and stays there."""
+    settings = GuidedDecodingSettings(compile_threads=1, compile_queue=1)
+    engine = load(checkpoint("llama"), byte_tokenizer(), max_batch_size=8, num_blocks=1024, guided_decoding=settings)
+    with compiles_nothing(engine):
+        for length in range(1, 9):
+            engine.submit(_guided(regex(f"[ab]{{{length}}}")))
+    outputs = finish(engine).values()
     refused = [one for one in outputs if one.error is not None]
     assert 6 <= len(refused) < 8
     assert all(isinstance(one.error, QueueFull) for one in refused)
@@ -177,7 +176,7 @@ def _fed(vocabulary: Vocabulary, grammar: str, token: int) -> Any:
     from llguidance import LLMatcher
 
     matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0)
-    for _ in range(120):
+    for _ in range(240):
         matcher.consume_token(token)
     return matcher
 

@@ -21,7 +21,7 @@ from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, assert_idle, finish, load, run
-from tests.engine.support.guiding import byte_tokenizer, end_id, random_schema
+from tests.engine.support.guiding import byte_tokenizer, compiles_nothing, end_id, random_schema
 from tests.engine.support.speculating import speculating
 from tests.support.tables import each_row
 
@@ -30,7 +30,9 @@ SCHEMA = json.dumps({"type": "array", "items": {"enum": ["a", 12, None, True]}, 
 RECURSIVE = 'root ::= item\nitem ::= "(" [a-c]* item? ")"'
 
 
-def _engine(**more: Any) -> Engine:
+def _engine(guided: dict[str, Any] | None = None, **more: Any) -> Engine:
+    """Return an engine; ``guided``: its settings of guided decoding that are not the usual ones."""
+    more["guided_decoding"] = GuidedDecodingSettings(**guided or {})
     return load(checkpoint("llama"), byte_tokenizer(), **{"max_batch_size": 16, "num_blocks": 1024} | more)
 
 
@@ -145,7 +147,7 @@ def test_contradictions_end_their_request_alone(text: str, more: dict[str, Any],
 def test_a_guide_that_fails_under_way_ends_its_request_alone() -> None:
     """llguidance gives up on a row of more than 2,000 alternatives, which it meets with the first token."""
     alternatives = [{"type": "object", "properties": {"a": {"const": one}}, "required": ["a"]} for one in range(2500)]
-    engine = _engine(guided_decoding=GuidedDecodingSettings(max_guide_bytes=1 << 20, compile_timeout_s=60))
+    engine = _engine({"max_guide_bytes": 1 << 20})
     failing, fine = _guided("json_schema", json.dumps({"anyOf": alternatives})), _guided("regex", "[ab]{40}")
     outputs = _run(engine, failing, fine)
     assert "cannot be followed any further" in str(outputs[0].error)
@@ -259,47 +261,42 @@ def test_free_requests_are_not_changed_by_guided_ones() -> None:
     assert [output.tokens for output in outputs[3:7]] == alone
 
 
-SLOW = "|".join(f"[a-z]{{{place},{place + 40}}}x{place}" for place in range(400))
-
-
-def _submitted(request: Request) -> Engine:
-    """Return an engine that compiles the request's guide and has nothing else to do."""
-    engine = _engine()
-    engine.validate(request)
-    engine.submit(request)
-    return engine
-
-
 def test_a_request_waits_for_its_guide_as_in_the_queue() -> None:
-    engine = _submitted(_guided("regex", SLOW))
-    assert engine.num_waiting == 1
-    assert engine.busy
-    assert 0 < engine.due_in_s < 0.1
+    engine = _engine()
+    with compiles_nothing(engine):
+        engine.submit(_guided("regex", "[ab]{3}"))
+        assert engine.step() == []
+        assert engine.num_waiting == 1
+        assert engine.busy
+        assert 0 < engine.due_in_s < 0.1
     [output] = finish(engine).values()
     assert output.error is None
     assert output.tokens
 
 
 def test_a_request_can_be_cancelled_while_its_guide_is_compiled() -> None:
-    request = _guided("regex", SLOW)
-    engine = _submitted(request)
-    engine.cancel(request.key)
-    [output] = engine.step()
-    assert output.finish_reason is FinishReason.CANCELLED
-    assert (engine.busy, engine.num_waiting) == (False, 0)
-    assert_idle(engine)
-    [again] = _run(engine, _guided("regex", SLOW))
+    engine, request = _engine(), _guided("regex", "[ab]{3}")
+    with compiles_nothing(engine):
+        engine.submit(request)
+        engine.cancel(request.key)
+        [output] = engine.step()
+        assert output.finish_reason is FinishReason.CANCELLED
+        assert (engine.busy, engine.num_waiting) == (False, 0)
+        assert_idle(engine)
+    [again] = _run(engine, _guided("regex", "[ab]{3}"))
     assert again.error is None
 
 
 def test_a_deadline_can_pass_while_a_guide_is_compiled() -> None:
-    request = _guided("regex", SLOW, deadline_ns=time.time_ns() + 1)
-    [output] = finish(_submitted(request)).values()
+    engine = _engine()
+    with compiles_nothing(engine):
+        engine.submit(_guided("regex", "[ab]{3}", deadline_ns=time.time_ns() + 1))
+        [output] = finish(engine).values()
     assert isinstance(output.error, DeadlineExceeded)
 
 
 def test_a_guide_that_takes_too_long_is_refused() -> None:
-    engine = _engine(guided_decoding=GuidedDecodingSettings(compile_timeout_s=0.01))
+    engine = _engine({"compile_timeout_s": 0.01})
     slow, free = _guided("json_schema", '{"type": "integer", "multipleOf": 499979}'), ask(PROMPT, 5)
     outputs = _run(engine, slow, free)
     assert "takes more than 0.01 s of CPU time to compile" in str(outputs[0].error)
@@ -307,7 +304,7 @@ def test_a_guide_that_takes_too_long_is_refused() -> None:
 
 
 def test_guides_are_compiled_once_and_kept_within_limits() -> None:
-    engine = _engine(guided_decoding=GuidedDecodingSettings(cached_guides=2))
+    engine = _engine({"cached_guides": 2})
     assert engine._guides is not None
     compiler = engine._guides._compiler
     _run(engine, *(_guided("regex", "[ab]{3}", seed=seed) for seed in range(5)))
@@ -319,8 +316,10 @@ def test_guides_are_compiled_once_and_kept_within_limits() -> None:
 
 
 def test_failure_of_the_engine_ends_requests_that_wait_for_guides() -> None:
-    engine = _submitted(_guided("regex", SLOW))
-    [output] = engine.fail_all(InvalidRequest("all fail"))
+    engine = _engine()
+    with compiles_nothing(engine):
+        engine.submit(_guided("regex", "[ab]{3}"))
+        [output] = engine.fail_all(InvalidRequest("all fail"))
     assert str(output.error) == "all fail"
     assert engine.num_waiting == 0
 

@@ -45,7 +45,7 @@ def calls(answered: Json) -> list[tuple[str, Json]]:
 def test_the_command_of_the_page_has_a_call(gateway: Beside) -> None:
     [command] = re.findall(r"^curl .*?^}'$", PAGE, re.MULTILINE | re.DOTALL)
     here = command.replace("http://127.0.0.1:8080", gateway.url)
-    done = subprocess.run(here, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(here, shell=True, capture_output=True, text=True, timeout=120, check=True)
     [choice] = json.loads(done.stdout)["choices"]
     assert calls(choice["message"]) == [("get_weather", {"city": "Paris"})]
 

@@ -42,7 +42,7 @@ async def send_all(url: str, count: int) -> tuple[list[str], int]:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         numbers, flaws = iter(range(count)), list[str]()
         over = asyncio.Event()
-        neighbour = asyncio.create_task(ask_again_and_again(client, model, over))
+        neighbour = asyncio.create_task(ask_again_and_again(client, model, over, count // 100 + 1))
 
         async def work() -> None:
             for number in numbers:
@@ -56,10 +56,15 @@ async def send_all(url: str, count: int) -> tuple[list[str], int]:
         return flaws + wrong, right
 
 
-async def ask_again_and_again(client: httpx.AsyncClient, model: str, over: asyncio.Event) -> tuple[list[str], int]:
-    """Ask one thing until it is over; return the answers that were others than the first, and how many were not."""
+async def ask_again_and_again(
+    client: httpx.AsyncClient, model: str, over: asyncio.Event, least: int
+) -> tuple[list[str], int]:
+    """Ask one thing until it is over, and ``least`` times at the least, however slow the engine is beside the rest.
+
+    Return the answers that were others than the first, and how many were not.
+    """
     answers = []
-    while not over.is_set():
+    while not over.is_set() or len(answers) < least:
         answer = await client.post("/v1/chat/completions", json=QUESTION | {"model": model})
         answers.append(answer.json()["choices"][0]["message"] if answer.is_success else answer.text)
     wrong = [f"a neighbour got {one}" for one in answers if one != answers[0]]

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import free_ports
 from inflight.settings.deployment import load_deployment
 from tests.gateway.support.gateways import Beside, until
+from tests.triton.support.metrics_page import read_metric
 from tests.triton.support.servers import on_engine
 
 INFLIGHT = (sys.executable, "-m", "inflight")
@@ -39,6 +39,7 @@ class Command:
 
     process: subprocess.Popen[bytes]
     port: int
+    metrics_port: int
     said: Path
 
     def text(self) -> str:
@@ -47,7 +48,7 @@ class Command:
     def health(self) -> httpx.Response | None:
         """Return the gateway's answer; None: there is none."""
         with suppress(httpx.HTTPError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5, trust_env=False)
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=PATIENCE_S, trust_env=False)
         return None
 
     def is_healthy(self) -> bool:
@@ -55,12 +56,14 @@ class Command:
         return reply is not None and reply.status_code == 200
 
     def child(self, word: str) -> psutil.Process:
-        """Return the child with a word in its command."""
-        children = psutil.Process(self.process.pid).children()
-        return next(one for one in children if any(word in part for part in one.cmdline()))
+        """Return the child with a word in its command, as soon as there is one."""
+        found: list[psutil.Process] = []
+        until(lambda: found.extend(_with(word, self.processes())) or found, PATIENCE_S)
+        return found[0]
 
-    def everything(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+    def processes(self, recursive: bool = False) -> list[psutil.Process]:
+        """Return its children, and theirs."""
+        return psutil.Process(self.process.pid).children(recursive)
 
 
 @contextmanager
@@ -79,7 +82,7 @@ def serving(directory: Path, *options: str, demo: bool = False, **settings: Any)
             start_new_session=True,
             env=environment,
         )
-    command = Command(process, numbers["gateway"], said)
+    command = Command(process, numbers["gateway"], numbers["metrics"], said)
     try:
         until(lambda: "Ctrl-C stops it" in command.text() or process.poll() is not None, PATIENCE_S)
         assert process.poll() is None, command.text()
@@ -90,10 +93,29 @@ def serving(directory: Path, *options: str, demo: bool = False, **settings: Any)
         process.wait(PATIENCE_S)
 
 
-def _gone(processes: list[psutil.Process]) -> bool:
-    """Return whether none of them runs; a zombie waits for the machine's first process alone."""
-    left = psutil.wait_procs(processes, timeout=30)[1]
-    return all(one.status() == psutil.STATUS_ZOMBIE for one in left)
+def _with(word: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Return those with a word in their command; one that ends meanwhile has none."""
+    found = []
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            found += [one] if any(word in part for part in one.cmdline()) else []
+    return found
+
+
+def _wait_for_end(processes: list[psutil.Process]) -> None:
+    """Wait until none of them runs any more; a zombie waits for the machine's first process alone."""
+
+    def runs(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    until(lambda: not any(map(runs, processes)), PATIENCE_S)
+
+
+def _is_away(reply: httpx.Response | None) -> bool:
+    """Return whether an answer says that the engine is away, or the gateway about to be."""
+    return reply is not None and reply.status_code == 503 and reply.headers["retry-after"] == "1"
 
 
 def test_each_process_lives_through_the_others_death(tmp_path: Path) -> None:
@@ -108,26 +130,26 @@ def test_each_process_lives_through_the_others_death(tmp_path: Path) -> None:
         assert "the engine is ready" in kept.read_text()
 
         gateway = command.child("inflight.gateway")
+        command.process.send_signal(signal.SIGSTOP)  # so that it does not start the server again before this is seen
         triton.kill()
-        until(lambda: (reply := command.health()) is not None and reply.status_code == 503)
-        reply = command.health()
-        assert reply is not None
-        assert reply.status_code == 200 or reply.headers["retry-after"] == "1"
+        until(lambda: _is_away(command.health()), PATIENCE_S)
+        assert gateway.is_running()
+        command.process.send_signal(signal.SIGCONT)
         until(command.is_healthy, PATIENCE_S)
         assert command.child("inflight.gateway") == gateway
-        everything = command.everything()
+        everything = command.processes(recursive=True)
         command.process.send_signal(signal.SIGTERM)
         assert command.process.wait(PATIENCE_S) == 0
-        assert _gone(everything)
+        _wait_for_end(everything)
 
 
 def test_a_killed_command_takes_its_gateway_along(tmp_path: Path) -> None:
     with serving(tmp_path) as command:
-        everything = command.everything()
-        assert any("inflight.gateway" in part for one in everything for part in one.cmdline())
+        everything = command.processes(recursive=True)
+        assert _with("inflight.gateway", everything)
         command.process.kill()
         command.process.wait()
-        assert _gone(everything)
+        _wait_for_end(everything)
 
 
 @pytest.mark.proof
@@ -144,7 +166,7 @@ def test_there_is_none_where_it_is_off(tmp_path: Path) -> None:
     with serving(tmp_path, "--no-gateway") as command:
         assert "  OpenAI   off\n" in command.text()
         assert "/v1/chat/completions" not in command.text()
-        assert not [one for one in command.everything() if any("inflight.gateway" in part for part in one.cmdline())]
+        assert not _with("inflight.gateway", command.processes(recursive=True))
         assert command.health() is None
 
 
@@ -180,7 +202,8 @@ def test_keys_that_cannot_be_used_stop_the_start(tmp_path: Path, keys: str, said
 def test_a_busy_port_stops_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        command = [*INFLIGHT, "serve", str(DEMO), f"--gateway-port={port}"]
+        numbers = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True)) | {"gateway": port}
+        command = [*INFLIGHT, "serve", str(DEMO), *(f"--{name}-port={one}" for name, one in numbers.items())]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert f"127.0.0.1:{port} cannot be used (Address already in use); choose another --gateway-port" in done.stderr
@@ -205,61 +228,77 @@ def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     process.start()
     try:
         process.wait_ready()
-        with httpx.Client(base_url=process.url, trust_env=False) as client:
+        before = process.log_path.with_suffix(".log.1")
+        with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as client:
             for number in range(40):
                 assert client.get("/v1/models", headers={"x-request-id": f"first-{number}-{'a' * 60}"}).is_success
-            until(lambda: process.log_path.stat().st_size < 4000)
+            until(lambda: before.exists() and process.log_path.stat().st_size < 4000)
             assert client.get("/v1/models", headers={"x-request-id": "last"}).is_success
             until(lambda: "last" in process.log_path.read_text())
         assert "\0" not in process.log_path.read_text(), "it goes on at its beginning"
-        assert "first-0-" in process.log_path.with_suffix(".log.1").read_text()
+        assert "first-0-" in before.read_text()
     finally:
         process.stop()
 
 
 def test_it_stops_at_once_when_nothing_runs(tmp_path: Path) -> None:
-    with serving(tmp_path) as command:
+    with serving(tmp_path, server={"exit_timeout_s": 3600}) as command:
         gateway = command.child("inflight.gateway")
-        with httpx.Client(trust_env=False) as client:
+        with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
             client.get(f"http://127.0.0.1:{command.port}/health")  # an idle connection stays open
             command.process.send_signal(signal.SIGINT)
-            began = time.monotonic()
-            gateway.wait(20)
-            assert time.monotonic() - began < 10
+            gateway.wait(PATIENCE_S)
         assert command.process.wait(PATIENCE_S) == 0
         assert "the gateway" not in command.text(), "it ended in order"
 
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is TTFT?"}], "temperature": 0}
-LONG = {**CHAT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+LONG = {**CHAT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+def _url(command: Command) -> str:
+    return f"http://127.0.0.1:{command.port}/v1/chat/completions"
 
 
 def _chat(command: Command, body: dict[str, Any]) -> httpx.Response:
-    url = f"http://127.0.0.1:{command.port}/v1/chat/completions"
-    return httpx.post(url, json=body, timeout=PATIENCE_S, trust_env=False)
+    return httpx.post(_url(command), json=body, timeout=PATIENCE_S, trust_env=False)
 
 
 def test_a_stream_is_finished_at_the_end_and_new_requests_are_refused(tmp_path: Path) -> None:
-    with serving(tmp_path, demo=True) as command, ThreadPoolExecutor() as pool:
-        whole = pool.submit(_chat, command, LONG)
-        until(lambda: _running(command) == 1)
-        everything = command.everything()
-        command.process.send_signal(signal.SIGTERM)
-        until(lambda: (reply := command.health()) is not None and reply.status_code == 503)
-        refused = _chat(command, CHAT)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert not whole.done(), "all this while it ran"
+    """The stream waits for its place in a batch of one, until the stream before it, of three minutes, is left."""
+    with (
+        serving(
+            tmp_path,
+            engine={"replay_step_ms": 100},
+            batching={"max_batch_size": 1},
+            server={"exit_timeout_s": 600},
+        ) as command,
+        ThreadPoolExecutor() as pool,
+        httpx.Client(timeout=PATIENCE_S, trust_env=False) as client,
+    ):
+        with client.stream("POST", _url(command), json=LONG) as before:
+            lines = before.iter_lines()
+            assert next(lines)
+            whole = pool.submit(_chat, command, {**LONG, "max_tokens": 10})
+            page = f"http://127.0.0.1:{command.metrics_port}/metrics"
+            until(lambda: read_metric(page, "inflight_waiting_requests") == 1, PATIENCE_S)
+            everything = command.processes(recursive=True)
+            command.process.send_signal(signal.SIGTERM)
+            until(lambda: _is_away(command.health()), PATIENCE_S)
+            refused = _chat(command, CHAT)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert not whole.done(), "all this while it ran"
         text = whole.result().text
         assert text.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in text
         assert command.process.wait(PATIENCE_S) == 0
-        assert _gone(everything)
+        _wait_for_end(everything)
 
 
 def test_a_stream_ends_with_an_error_where_the_server_dies(tmp_path: Path) -> None:
     with serving(tmp_path, demo=True) as command, ThreadPoolExecutor() as pool:
         cut = pool.submit(_chat, command, LONG)
-        until(lambda: _first_tokens(command) == 1)
+        until(lambda: _first_tokens(command) == 1, PATIENCE_S)
         command.child("tritonserver").kill()
         text = cut.result().text
         last = json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
@@ -276,16 +315,8 @@ def test_the_banners_command_works(tmp_path: Path) -> None:
     assert "in-flight" in json.loads(done.stdout)["choices"][0]["message"]["content"].lower()
 
 
-def _figure(command: Command, family: str) -> int:
-    """Return a figure of chats from the gateway's page."""
-    page = httpx.get(f"http://127.0.0.1:{command.port}/metrics", timeout=PATIENCE_S, trust_env=False).text
-    found = re.search(rf'{family}\{{route="/v1/chat/completions"\}} (\d+)', page)
-    return int(found[1]) if found else 0
-
-
-def _running(command: Command) -> int:
-    return _figure(command, "running_requests")
-
-
 def _first_tokens(command: Command) -> int:
-    return _figure(command, "time_to_first_token_seconds_count")
+    """Return how many chats have got their first token, as the gateway counts them."""
+    page = httpx.get(f"http://127.0.0.1:{command.port}/metrics", timeout=PATIENCE_S, trust_env=False).text
+    found = re.search(r'time_to_first_token_seconds_count\{route="/v1/chat/completions"\} (\d+)', page)
+    return int(found[1]) if found else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -31,6 +30,8 @@ class Work:
     def __init__(self) -> None:
         self.begun = self.closed = self.ended = 0
         self.made = 0
+        self.allowed = 0
+        """How many events may be made, where a request says that they are held."""
 
     async def events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         """Yield ``count`` events of ``size`` bytes, ``pause_s`` apart; then fail with ``error``, where there is one."""
@@ -38,6 +39,8 @@ class Work:
         try:
             for index in range(body.get("count", 0)):
                 await asyncio.sleep(body.get("pause_s", 0))
+                while body.get("held") and index >= self.allowed:
+                    await asyncio.sleep(0.01)
                 self.made = index + 1
                 yield event(json.dumps({"index": index, "text": "a" * body.get("size", 0)}))
             if error := body.get("error"):
@@ -77,7 +80,14 @@ def work() -> Work:
 @pytest.fixture
 def running(work: Work) -> Iterator[Inside]:
     routes = Served("POST", "/stream", work.stream), Served("POST", "/whole", work.whole)
-    with inside(*routes, max_pending_bytes=PENDING, client_timeout_s=2) as served:
+    with inside(*routes, max_pending_bytes=PENDING) as served:
+        yield served
+
+
+@pytest.fixture
+def hasty(work: Work) -> Iterator[Inside]:
+    """A gateway that has little patience with its clients."""
+    with inside(Served("POST", "/stream", work.stream), max_pending_bytes=PENDING, client_timeout_s=2) as served:
         yield served
 
 
@@ -86,7 +96,7 @@ def _connect(running: Inside, path: str, body: dict[str, Any], receive_bytes: in
     connection = socket.socket()
     if receive_bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.settimeout(10)
+    connection.settimeout(60)
     connection.connect(("127.0.0.1", running.port))
     content = json.dumps(body).encode()
     head = (
@@ -105,19 +115,18 @@ def _rest(connection: socket.socket) -> bytes:
     return answer
 
 
-def test_events_come_as_they_are_made(running: Inside) -> None:
-    times = []
-    with running.client() as client, client.stream("POST", "/stream", json={"count": 4, "pause_s": 1}) as reply:
+def test_events_come_as_they_are_made(running: Inside, work: Work) -> None:
+    """Each is made when the one before has come."""
+    work.allowed = 1
+    with running.client() as client, client.stream("POST", "/stream", json={"count": 4, "held": True}) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         assert reply.headers["cache-control"] == "no-cache"
         lines = []
-        for line in reply.iter_lines():
-            if line:
-                times.append(time.monotonic())
-                lines.append(line)
+        for line in filter(None, reply.iter_lines()):
+            lines.append(line)
+            work.allowed += 1
     assert [json.loads(line.removeprefix("data: "))["index"] for line in lines[:-1]] == [0, 1, 2, 3]
     assert lines[-1] == "data: [DONE]"
-    assert times[3] - times[0] > 0.4
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -169,19 +178,20 @@ def test_a_client_that_is_behind_is_served_whole(running: Inside, work: Work) ->
     connection = _connect(running, "/stream", {"count": 200, "size": 200}, receive_bytes=4096)
     until(lambda: work.ended == 1)
     answer = b""
-    while DONE not in answer:
-        answer += connection.recv(65536)
+    while DONE not in answer and (more := connection.recv(65536)):
+        answer += more
     connection.close()
     assert [int(part.split(b",")[0]) for part in answer.split(b'"index": ')[1:]] == list(range(200))
 
 
-def test_a_client_that_does_not_read_is_disconnected(running: Inside, work: Work) -> None:
+def test_a_client_that_does_not_read_is_disconnected(hasty: Inside, work: Work) -> None:
     """What waits for it is bounded: by the pending bytes, and as many in the socket's buffers and uvicorn's."""
-    connection = _connect(running, "/stream", {"count": 100_000, "size": 1000}, receive_bytes=4096)
+    connection = _connect(hasty, "/stream", {"count": 100_000, "size": 1000}, receive_bytes=4096)
     until(lambda: work.closed == 1)
     assert work.made * 1000 < 50 * PENDING, "the kernel's buffers are a few MB"
     assert work.ended == 0
-    with running.client() as client:
+    until(lambda: hasty.gateway.load.running == 0)
+    with hasty.client() as client:
         assert 'inflight_gateway_slow_clients_total{route="/stream"} 1.0' in client.get("/metrics").text
     assert not _rest(connection).endswith(b"0\r\n\r\n"), "it can see that this is not the end"
     connection.close()
@@ -195,9 +205,9 @@ def test_a_client_that_reads_gets_events_of_any_size(running: Inside, work: Work
     assert work.ended == 1
 
 
-def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(running: Inside, work: Work) -> None:
+def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(hasty: Inside, work: Work) -> None:
     """It never has much to take; but it takes nothing, for longer than ``client_timeout_s``."""
-    connection = _connect(running, "/stream", {"count": 100_000, "size": 60_000, "pause_s": 0.2}, receive_bytes=4096)
+    connection = _connect(hasty, "/stream", {"count": 100_000, "size": 60_000, "pause_s": 0.2}, receive_bytes=4096)
     until(lambda: work.closed == 1)
     assert work.ended == 0
     connection.close()
@@ -205,13 +215,21 @@ def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(runni
 
 def test_silent_streams_get_comments_where_they_are_wanted(work: Work) -> None:
     stream = Served("POST", "/stream", work.stream)
-    with inside(stream, stream_keep_alive_s=0.1) as running, running.client() as client:
-        text = client.post("/stream", json={"count": 2, "pause_s": 1.5}).text
-    with inside(stream, stream_keep_alive_s=30) as running, running.client() as client:
+    lines = []
+    with (
+        inside(stream, stream_keep_alive_s=0.05) as running,
+        running.client() as client,
+        client.stream("POST", "/stream", json={"count": 2, "held": True}) as reply,
+    ):
+        for line in reply.iter_lines():
+            lines.append(line)
+            work.allowed = lines.count(": keep-alive") // 4
+    with inside(stream, stream_keep_alive_s=600) as running, running.client() as client:
         late = client.post("/stream", json={"count": 0, "error": "full"})
-    assert text.startswith(": keep-alive\n\n")
-    assert text.count(": keep-alive") >= 4
-    assert text.replace(": keep-alive\n\n", "").count("data: ") == 3
+    assert lines[:8] == [": keep-alive", ""] * 4
+    assert lines[-2:] == ["data: [DONE]", ""]
+    said = [line for line in lines if line not in (": keep-alive", "", "data: [DONE]")]
+    assert [json.loads(line.removeprefix("data: "))["index"] for line in said] == [0, 1]
     assert late.status_code == 503, "an error before the first comment has its status still"
 
 

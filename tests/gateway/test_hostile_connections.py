@@ -6,20 +6,21 @@ import asyncio
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inflight.gateway import middleware
 from inflight.gateway.app import Served
 from inflight.gateway.middleware import MOST_BODIES, SMALL_BODY
-from tests.gateway.support.gateways import Inside, inside, until
+from tests.gateway.support.gateways import Held, Inside, inside, until
 from tests.gateway.test_limits import SLEEP
 
-PATIENCE_S = 0.5
+PATIENCE_S = 30
 BIG = 32 << 20
 """Bytes of an answer: more than the kernel's buffers take."""
 
@@ -29,10 +30,13 @@ async def _big(request: Request) -> Response:
     return Response(b"a" * BIG)
 
 
+LARGE = Served("GET", "/big", _big)
+
+
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Inside]:
-    """A gateway that has little patience with its clients."""
-    with inside(SLEEP, Served("GET", "/big", _big), client_timeout_s=PATIENCE_S, max_body_bytes=4096) as running:
+def small() -> Iterator[Inside]:
+    """A gateway that takes small bodies."""
+    with inside(SLEEP, LARGE, client_timeout_s=PATIENCE_S, max_body_bytes=4096) as running:
         yield running
 
 
@@ -68,15 +72,22 @@ def _answer(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def _send(connection: socket.socket, *parts: bytes, pause_s: float = 0.0) -> int:
-    """Send parts, as far as the server takes them; return how many it took."""
-    sent = 0
+def _send(connection: socket.socket, *parts: bytes) -> None:
+    """Send parts, as far as the server takes them."""
     with suppress(ConnectionError):
         for part in parts:
             connection.sendall(part)
-            sent += 1
-            time.sleep(pause_s)
-    return sent
+
+
+def _drips(running: Inside, connection: socket.socket) -> int:
+    """Send a byte each second, for as long as the server takes them; return how many it took, out of many."""
+    drips = 0
+    with suppress(ConnectionError):
+        while drips < 10 * PATIENCE_S:
+            running.advance(1)
+            connection.sendall(b" ")
+            drips += 1
+    return drips
 
 
 def _get(path: str, *headers: str) -> bytes:
@@ -101,13 +112,13 @@ def _status(answer: bytes) -> int:
     ],
     ids=["trailers", "a long trailer", "an extension of a chunk"],
 )
-def test_what_is_beside_a_body_in_chunks_is_bounded(hasty: Inside, behind: list[bytes]) -> None:
-    with closing(_connect(hasty)) as connection:
+def test_what_is_beside_a_body_in_chunks_is_bounded(small: Inside, behind: list[bytes]) -> None:
+    with closing(_connect(small)) as connection:
         _send(connection, _post("transfer-encoding: chunked"), b"2\r\n{}\r\n", *behind)
         answer = _rest(connection)
     assert _status(answer) == 431
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
-    until(lambda: hasty.gateway.load.running == 0)
+    until(lambda: small.gateway.load.running == 0)
 
 
 def test_a_few_trailers_are_read_and_forgotten(alone: Inside) -> None:
@@ -121,54 +132,75 @@ def test_a_few_trailers_are_read_and_forgotten(alone: Inside) -> None:
 
 
 @pytest.mark.parametrize("stray", [b"\r\n", b"\r\n\r\n\r\n", b"x", b"}}}}\r\n\r\n"])
-def test_what_comes_behind_a_request_does_not_cut_its_answer(hasty: Inside, stray: bytes) -> None:
-    with closing(_connect(hasty)) as connection:
-        _send(connection, _get("/sleep/0.1"), stray, _get("/sleep/2", "connection: close"), pause_s=0.3)
-        answer = _rest(connection) + b"HTTP"
-    assert re.match(rb"HTTP/1.1 200.*?\r\n\r\n\{\}HTTP", answer, re.DOTALL)
+def test_what_comes_behind_a_request_does_not_cut_its_answer(small: Inside, stray: bytes) -> None:
+    with closing(_connect(small)) as connection:
+        _send(connection, _get("/v1/models"))
+        assert _status(_answer(connection)) == 200
+        _send(connection, stray)
+        small.advance(0)
+        _send(connection, _get(f"/sleep/{2 * PATIENCE_S}", "connection: close"))
+        if stray.isspace():
+            until(lambda: small.gateway.load.running == 1)
+        small.advance(2 * PATIENCE_S)
+        assert _status(_rest(connection)) == (200 if stray.isspace() else 400)
 
 
-def test_an_empty_line_behind_a_request_leaves_its_answer_all_its_time(hasty: Inside) -> None:
-    with closing(_connect(hasty)) as connection:
-        _send(connection, _get("/sleep/3"), b"\r\n", pause_s=0.1)
+@pytest.mark.parametrize("stray", [b"\r\n", b"x"])
+def test_what_comes_before_the_answer_does_not_cut_it(small: Inside, stray: bytes) -> None:
+    with closing(_connect(small)) as connection:
+        _send(connection, _get(f"/sleep/{2 * PATIENCE_S}"))
+        until(lambda: small.gateway.load.running == 1)
+        _send(connection, stray)
+        small.advance(0)
+        small.advance(2 * PATIENCE_S)
         assert _status(_answer(connection)) == 200
 
 
-def test_a_body_that_drips_ends_in_time(hasty: Inside) -> None:
-    with closing(_connect(hasty)) as connection:
-        assert _send(connection, _post("content-length: 1000"), *[b" "] * 600, pause_s=0.1) < 600
+def test_a_body_that_drips_ends_in_time(small: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: small.loop.time()))
+    with closing(_connect(small)) as connection:
+        _send(connection, _post("content-length: 1000"))
+        until(lambda: small.gateway.load.running == 1)
+        assert _drips(small, connection) < 2 * PATIENCE_S
         assert _status(_rest(connection)) == 408
 
 
-def test_the_rest_of_a_body_that_was_refused_may_not_drip(hasty: Inside) -> None:
-    with closing(_connect(hasty)) as connection:
-        assert _send(connection, _post("content-length: 5000"), *[b" "] * 600, pause_s=0.1) < 600
+def test_the_rest_of_a_body_that_was_refused_may_not_drip(small: Inside) -> None:
+    with closing(_connect(small)) as connection:
+        _send(connection, _post("content-length: 5000"))
+        assert _drips(small, connection) < 2 * PATIENCE_S
         assert _status(_rest(connection)) == 413
 
 
 def test_an_answer_has_its_own_time_to_be_taken() -> None:
     """The time of the answer before it on the connection is over meanwhile."""
-    for _ in range(5):  # where the machine stands still, the answer's own time is over too
-        began = time.monotonic()
-        with inside(Served("GET", "/big", _big), client_timeout_s=6) as running, closing(_connect(running)) as one:
-            _send(one, _get("/big"))
-            assert len(_answer(one)) > BIG
-            time.sleep(3)
-            _send(one, _get("/big"))
-            time.sleep(4)
-            whole = len(_answer(one)) > BIG
-        if time.monotonic() - began < 10:
-            break
-    assert whole
+    answers = 0
+
+    async def big(request: Request) -> Response:
+        nonlocal answers
+        answers += 1
+        return await _big(request)
+
+    route = Served("GET", "/big", big)
+    with inside(route, client_timeout_s=PATIENCE_S) as running, closing(_connect(running)) as connection:
+        for _ in range(2):
+            before = answers
+            _send(connection, _get("/big"))
+            until(lambda before=before: answers > before)
+            until(lambda: running.gateway.load.running == 0)
+            running.advance(0.6 * PATIENCE_S)
+            assert len(_answer(connection)) > BIG
 
 
-def test_an_unread_answer_does_not_keep_the_place_of_the_next(hasty: Inside) -> None:
-    with closing(_connect(hasty)) as connection:
+def test_an_unread_answer_does_not_keep_the_place_of_the_next(small: Inside) -> None:
+    with closing(_connect(small)) as connection:
         _send(connection, _get("/big"))
         assert connection.recv(1)
+        until(lambda: small.gateway.load.running == 0)
         _send(connection, _get("/v1/models"))
-        until(lambda: hasty.gateway.load.running == 1)
-        until(lambda: hasty.gateway.load.running == 0)
+        until(lambda: small.gateway.load.running == 1)
+        small.advance(PATIENCE_S)
+        until(lambda: small.gateway.load.running == 0)
         assert len(_rest(connection)) < BIG
 
 
@@ -186,8 +218,9 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Ins
 
 
 def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> None:
-    with inside(SLEEP, most_connections=3) as running, closing(_connect(running)) as busy:
-        _send(busy, _get("/sleep/3", "connection: close"))
+    held = Held()
+    with inside(held.route, most_connections=3) as running, closing(_connect(running)) as busy:
+        _send(busy, _get("/held", "connection: close"))
         until(lambda: running.gateway.load.running == 1)
         others = [_connect(running) for _ in range(20)]
         assert [_rest(one) for one in others[:-2]] == [b""] * 18
@@ -195,6 +228,7 @@ def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> Non
             _send(one, _get("/v1/models", "connection: close"))
             assert _status(_rest(one)) == 200
             one.close()
+        held.free.set()
         assert _status(_rest(busy)) == 200
 
 

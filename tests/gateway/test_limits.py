@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import itertools
 import json
 import re
 import socket
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from types import SimpleNamespace
+from typing import Any
 
-import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,20 +24,20 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.load import Load
 from inflight.gateway.protocol import MOST_HEAD_BYTES
 from inflight.gateway.sse import EventStream, event
-from tests.gateway.support.gateways import Inside, inside, until
+from tests.gateway.support.gateways import Held, Inside, inside, until
 
 LIMIT = 4096
-PATIENCE_S = 0.5
+PATIENCE_S = 30
 JSON = "content-type: application/json"
 
 
 async def _tick(request: Request) -> Response:
-    """Stream an event each tenth of a second, for a minute."""
+    """Stream an event each hundredth of a second, without end."""
 
     async def events() -> AsyncIterator[bytes]:
-        for index in range(600):
+        for index in itertools.count():
             yield event(str(index))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.01)
 
     return EventStream(request, events())
 
@@ -56,22 +58,26 @@ def small() -> Iterator[Inside]:
         yield running
 
 
-def _ask(running: Inside, *parts: bytes, pause_s: float = 0.0) -> bytes:
+def _connect(running: Inside) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.port), 60)
+
+
+def _ask(running: Inside, *parts: bytes) -> bytes:
     """Send parts of a request and return all that comes until the connection ends, which it must."""
-    with socket.create_connection(("127.0.0.1", running.port), 60) as connection:
-        try:
+    with _connect(running) as connection:
+        with suppress(ConnectionError):
             for part in parts:
                 connection.sendall(part)
-                time.sleep(pause_s)
-        except ConnectionError:
-            pass
-        answer = b""
-        try:
-            while more := connection.recv(65536):
-                answer += more
-        except ConnectionError:
-            pass
-        return answer
+        return _rest(connection)
+
+
+def _rest(connection: socket.socket) -> bytes:
+    """Return all that comes until the connection ends, which it must."""
+    answer = b""
+    with suppress(ConnectionError):
+        while more := connection.recv(65536):
+            answer += more
+    return answer
 
 
 def _post(*headers: str, path: str = "/tokenize") -> bytes:
@@ -118,23 +124,44 @@ def test_a_length_beside_chunks_is_refused(small: Inside) -> None:
 
 
 def test_a_body_that_does_not_come_ends_in_time(small: Inside) -> None:
-    began = time.monotonic()
-    answer = _ask(small, _post("content-length: 100"), b'{"prompt"')
-    assert _code(answer) == (408, "request_timeout")
-    assert time.monotonic() - began >= PATIENCE_S
+    with _connect(small) as connection:
+        connection.sendall(_post("content-length: 100") + b'{"prompt"')
+        until(lambda: small.gateway.load.running == 1)
+        small.advance(0.6 * PATIENCE_S)
+        assert small.gateway.load.running == 1
+        small.advance(0.6 * PATIENCE_S)
+        assert _code(_rest(connection)) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /v1/models HTTP/1.1\r\n", b"GET"])
 def test_a_head_that_does_not_come_ends_in_time(small: Inside, first: bytes) -> None:
-    began = time.monotonic()
-    assert _ask(small, first) == b""
-    assert time.monotonic() - began >= PATIENCE_S
+    others = _open(small)
+    with _connect(small) as connection:
+        until(lambda: _open(small) - others)
+        small.advance(0.6 * PATIENCE_S)
+        connection.sendall(first)
+        small.advance(0)
+        assert _open(small) - others
+        small.advance(0.6 * PATIENCE_S)
+        assert _rest(connection) == b""
+
+
+def _open(running: Inside) -> set[Any]:
+    """Return the connections that are open, without those that end meanwhile."""
+    return set(running.server.server_state.connections)
 
 
 def test_a_head_that_drips_ends_in_time(small: Inside) -> None:
-    began = time.monotonic()
-    assert _ask(small, *[b"GET / HTTP/1.1\r\n", *[b"x-a: b\r\n"] * 600], pause_s=0.1) == b""
-    assert time.monotonic() - began < 50, "it takes a minute"
+    with _connect(small) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        drips = 0
+        with suppress(ConnectionError):
+            while drips < 10 * PATIENCE_S:
+                small.advance(1)
+                connection.sendall(b"x-a: b\r\n")
+                drips += 1
+        assert drips < 2 * PATIENCE_S
+        assert _rest(connection) == b""
 
 
 @pytest.mark.parametrize("line", [b"x-a: %s\r\n", b"x-%s: a\r\n"])
@@ -161,20 +188,20 @@ def test_what_is_not_http_is_answered_in_openais_shape(small: Inside, sent: byte
     assert _code(_ask(small, sent)) == (400, "invalid_request_error")
 
 
-def test_no_more_requests_than_allowed_run_at_once(small: Inside) -> None:
-    with small.client() as client:
-        others = [threading.Thread(target=client.get, args=("/sleep/1",)) for _ in range(2)]
-        for one in others:
-            one.start()
-        until(lambda: small.gateway.load.running == 2)
-        refused = client.get("/v1/models")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_requests")
-        assert refused.headers["retry-after"] == "1"
-        assert client.get("/metrics").status_code == 200
-        for one in others:
-            one.join()
+def test_no_more_requests_than_allowed_run_at_once() -> None:
+    held = Held()
+    with inside(held.route, max_concurrent_requests=2) as running, running.client() as client:
+        with ThreadPoolExecutor() as pool:
+            others = [pool.submit(client.get, "/held") for _ in range(2)]
+            until(lambda: running.gateway.load.running == 2)
+            refused = client.get("/v1/models")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_requests")
+            assert refused.headers["retry-after"] == "1"
+            assert client.get("/metrics").status_code == 200
+            held.free.set()
+        assert [one.result().status_code for one in others] == [200, 200]
+        until(lambda: running.gateway.load.running == 0)  # the last one is counted out after its answer
         assert client.get("/v1/models").status_code == 200
-    until(lambda: small.gateway.load.running == 0)  # the last one is counted out after its answer
 
 
 def test_who_finds_no_place_is_told_when_there_will_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,56 +226,54 @@ def test_a_pipelined_request_waits_for_another_connection(small: Inside) -> None
 
 
 def test_requests_one_after_another_share_a_connection(small: Inside) -> None:
-    get = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-    last = get.replace(b"host: x", b"host: x\r\nconnection: close")
-    answer = _ask(small, get, get, last, pause_s=0.1)
-    assert len(re.findall(rb"HTTP/1.1 200", answer)) == 3
+    connection = http.client.HTTPConnection("127.0.0.1", small.port, timeout=60)
+    with closing(connection):
+        connection.connect()
+        own = connection.sock
+        for _ in range(3):
+            connection.request("GET", "/v1/models")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert answer.read()
+            assert connection.sock is own
 
 
 def test_what_runs_at_the_end_is_finished_and_what_is_new_refused() -> None:
-    with inside(SLEEP) as running, running.client() as client:
-        replies: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: replies.append(client.get("/sleep/1")))
-        thread.start()
+    held = Held()
+    with inside(held.route, exit_timeout_s=120) as running, running.client() as client, ThreadPoolExecutor() as pool:
+        reply = pool.submit(client.get, "/held")
         until(lambda: running.gateway.load.running == 1)
-        _in_loop(running)
+        running.loop.call_soon_threadsafe(running.server.drain)
         until(lambda: running.gateway.load.draining)
         refused = client.get("/v1/models")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert client.get("/health").status_code == 503
-        thread.join()
-        until(lambda: not running.server.started or running.server.should_exit)
-    assert [reply.status_code for reply in replies] == [200]
+        held.free.set()
+        assert reply.result().status_code == 200
+        until(lambda: running.server.should_exit)
 
 
 def test_what_does_not_end_in_time_is_told_so() -> None:
-    with inside(SLEEP, exit_timeout_s=1) as running, running.client() as client:
-        replies: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: replies.append(client.get("/sleep/60")))
-        thread.start()
+    with inside(SLEEP, exit_timeout_s=1) as running, running.client() as client, ThreadPoolExecutor() as pool:
+        reply = pool.submit(client.get, "/sleep/600")
         until(lambda: running.gateway.load.running == 1)
-        _in_loop(running)
-        thread.join(10)
-    assert [reply.status_code for reply in replies] == [503]
+        running.loop.call_soon_threadsafe(running.server.drain)
+        assert reply.result().status_code == 503
 
 
 def test_a_stream_that_does_not_end_in_time_is_told_so() -> None:
-    with inside(Served("GET", "/tick", _tick), exit_timeout_s=5) as running, running.client() as client:
-        texts: list[str] = []
-        thread = threading.Thread(target=lambda: texts.append(client.get("/tick").text))
-        thread.start()
-        until(lambda: running.gateway.load.running == 1)
-        _in_loop(running)
-        thread.join(60)
-    [text] = texts
-    *events, last = text.strip().split("\n\n")
-    assert [json.loads(one.removeprefix("data: ")) for one in events] == list(range(len(events)))
-    assert len(events) > 5
-    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping"
+    tick, lines = Served("GET", "/tick", _tick), list[str]()
 
+    def read() -> None:
+        with client.stream("GET", "/tick") as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
 
-def _in_loop(running: Inside) -> None:
-    """Have the server drain, as SIGTERM does."""
-    task = running.gateway.readiness._task
-    assert task is not None
-    task.get_loop().call_soon_threadsafe(running.server.drain)
+    with inside(tick, exit_timeout_s=1) as running, running.client() as client, ThreadPoolExecutor() as pool:
+        reading = pool.submit(read)
+        until(lambda: len(lines) > 10)
+        running.loop.call_soon_threadsafe(running.server.drain)
+        reading.result()
+    *events, last = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert events == list(range(len(events)))
+    assert last["error"]["message"] == "the server is stopping"

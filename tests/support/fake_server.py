@@ -18,6 +18,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
+from tests.support.waiting import wait_until
+
 PIECES = ("Hel", "lo ", "wörld\u2028", "🙂 {x}\x85", "!\n")
 TYPES = {
     "BOOL": np.bool_,
@@ -68,6 +70,8 @@ class Faults:
     first_delay: float = 0.0
     delay: float = 0.0
     """Seconds before the first chunk, and before each other."""
+    together: int = 1
+    """Nobody is answered before so many requests run at once."""
 
 
 @dataclass
@@ -120,6 +124,7 @@ class FakeServer:
 
     def _misbehave(self, responses: Iterator[dict[str, list[Any]]]) -> Iterator[dict[str, list[Any]]]:
         faults = self.faults
+        wait_until(lambda: self.most_running >= faults.together, 60)
         with self._lock:
             refused = faults.refuse > 0
             faults.refuse -= refused

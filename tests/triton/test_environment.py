@@ -70,7 +70,7 @@ def test_serve_and_generate_in_an_odd_environment(odd: Path) -> None:
             asked = [INFLIGHT, "generate", TEXT, "--url", f"127.0.0.1:{grpc}"]
             refused = subprocess.run(asked, stdin=None, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_S)
         assert (refused.returncode, refused.stderr) == (1, b"inflight: No space left on device\n")
-        page = httpx.get(f"http://127.0.0.1:{metrics}/metrics", trust_env=False).content.decode()
+        page = httpx.get(f"http://127.0.0.1:{metrics}/metrics", timeout=60, trust_env=False).content.decode()
         assert f'checkpoint="{NAME}"' in page, "a label that every reader can decode"
     finally:
         os.kill(process.pid, signal.SIGTERM)

@@ -238,7 +238,10 @@ def test_serve_restarts_a_server_that_crashes_at_its_start(
     with TritonServer(DEMO, override_server(load_deployment(DEMO), _any_ports())) as server:
         if crashes < 3:
             server.wait_ready(PATIENCE_S, abort_while_loading)
-            assert httpx.get(f"http://127.0.0.1:{server.settings.http_port}/v2/health/ready").status_code == 200
+            assert (
+                httpx.get(f"http://127.0.0.1:{server.settings.http_port}/v2/health/ready", timeout=60).status_code
+                == 200
+            )
         else:
             with pytest.raises(DeploymentError, match=r"the server ended on SIGABRT: its log does not say why"):
                 server.wait_ready(PATIENCE_S, abort_while_loading)

@@ -6,6 +6,7 @@ One command for all of them; each finds the server that the one before it made s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import pty
@@ -70,7 +71,7 @@ class Command:
     @property
     def server(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        [server] = [child for child in children if "inflight.gateway" not in child.cmdline()]
+        [server] = [child for child in children if not _is_gateway(child)]
         return server
 
     def process_of(self, name: str) -> int:
@@ -84,6 +85,13 @@ class Command:
             assert time.monotonic() < until, self.said
             assert self.process.poll() is None, self.said
             time.sleep(0.05)
+
+
+def _is_gateway(process: psutil.Process) -> bool:
+    """Return whether a process is the gateway; one that has ended, and waits for its parent, has no command."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "inflight.gateway" in process.cmdline()
+    return False
 
 
 _HEEDS_HANGUP = ("env", "--default-signal=HUP")

@@ -108,7 +108,7 @@ def test_trtllm_watchdog_fails_requests_and_ends_the_server(tmp_path: Path, monk
     # Triton keeps what failed, and waits for it until its exit timeout.
     serving = run(on_engine("trtllm", tmp_path, tensorrt_llm={"watchdog_s": 5}), exit_timeout_s=3)
     server = next(serving)
-    assert httpx.get(f"{server.http}/v2/health/ready").status_code == 200
+    assert httpx.get(f"{server.http}/v2/health/ready", timeout=60).status_code == 200
     faults.write_text('{"stall_after": 3}')
     ends: list[str] = []
 
@@ -124,7 +124,7 @@ def test_trtllm_watchdog_fails_requests_and_ends_the_server(tmp_path: Path, monk
         thread.join(60)
     assert len(ends) == 4, "each request ends with the error"
     with pytest.raises(httpx.TransportError):
-        wait_until(lambda: httpx.get(f"{server.http}/v2/health/ready").status_code != 200)
+        wait_until(lambda: httpx.get(f"{server.http}/v2/health/ready", timeout=60).status_code != 200)
     server.server.process.wait(30)
     assert "no progress for 5 s" in server.log
     serving.close()

@@ -109,7 +109,7 @@ def test_wheel_serves_the_demo(installed: Path, empty: Path) -> None:
         body = {"text_input": "What is in-flight batching?", "max_tokens": 32}
         reply = httpx.post(f"http://127.0.0.1:{http}/v2/models/ensemble/generate", json=body, timeout=60)
         assert "batch" in reply.json()["text_output"]
-        models = httpx.get(f"http://127.0.0.1:{gateway}/v1/models").json()
+        models = httpx.get(f"http://127.0.0.1:{gateway}/v1/models", timeout=60).json()
         assert [model["id"] for model in models["data"]] == ["demo"]
     finally:
         serving.send_signal(signal.SIGINT)

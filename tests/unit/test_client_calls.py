@@ -243,7 +243,7 @@ def test_wait_ready_and_retry_bridge_a_start(blocking: Make, fake: FakeServer) -
 
 
 async def test_many_at_once_each_with_its_own_answer(parallel: Make, fake: FakeServer) -> None:
-    fake.faults = Faults(first_delay=1)
+    fake.faults = Faults(together=9)
     async with parallel() as client:
         answers = await asyncio.gather(*(client.generate(str(number)) for number in range(24)))
     assert [answer.text for answer in answers] == [TEXT] * 24

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from inflight.engine.engine import Engine
 from inflight.engine.guided.compiler import Compilation, CompiledGuide, GuideCompiler
 from inflight.engine.guided.grammar import Grammars
 from inflight.engine.guided.masks import next_masks
@@ -70,6 +72,14 @@ def accepts(kind: str, guide: Any, text: str) -> bool:
 def vocabulary() -> Vocabulary:
     """Return the vocabulary of ``byte_tokenizer``."""
     return Vocabulary(byte_tokenizer(), VOCAB)
+
+
+@contextmanager
+def compiles_nothing(engine: Engine) -> Iterator[None]:
+    """Hold the engine's compiler up: no guide that it is asked for meanwhile is compiled before the end."""
+    assert engine._guides is not None
+    with engine._guides._compiler._worker._making_vocabulary:
+        yield
 
 
 def guide_state(kind: str, text: str, **sampling: Any) -> GuideState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.__main__ import GatewayServer
+from inflight.gateway.__main__ import KEEP_ALIVE_S, GatewayServer
 from inflight.gateway.app import ROUTES, Served, make_app
 from inflight.gateway.context import Gateway, make_gateway
 from inflight.gateway.protocol import GatewayConfig
@@ -37,9 +40,49 @@ class Inside:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it runs on."""
+        task = self.gateway.readiness._task
+        assert task is not None
+        return task.get_loop()
+
+    @property
+    def patience_s(self) -> float:
+        """What a client has for a part of a body, and to take an answer."""
+        return self.gateway.settings.client_timeout_s
+
+    def advance(self, seconds: float) -> None:
+        """Have the clock of the event loop go on by so much, and let the loop do what is due and what has come.
+
+        So a test waits for no time-out, and none is over before the test wants it, however busy the machine is.
+        """
+        asyncio.run_coroutine_threadsafe(_advance(self.loop, seconds), self.loop).result(60)
+
     def client(self, **settings: Any) -> httpx.Client:
         """Return a client whose connections are its own."""
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **settings)
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **settings)
+
+
+async def _advance(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    clock = loop.time
+    loop.time = lambda: clock() + seconds  # type: ignore[method-assign]
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Held:
+    """An endpoint whose requests are answered as soon as ``free`` is set, and not before."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.route = Served("GET", "/held", self.endpoint)
+
+    async def endpoint(self, request: Request) -> Response:
+        """Answer."""
+        while not self.free.is_set():
+            await asyncio.sleep(0.01)
+        return JSONResponse({})
 
 
 @dataclass(frozen=True)
@@ -91,20 +134,21 @@ def inside(
         lifespan="on",
         log_config=None,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
     )
+    if ready:  # before it looks for the first time: a look that is under way would say that the engine is away
+        gateway.readiness.look = _always_ready  # type: ignore[method-assign]
+        gateway.readiness.ready = True
     running = GatewayServer(config, gateway)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     try:
         until(lambda: running.started)
-        if ready:
-            gateway.readiness.look = _always_ready  # type: ignore[method-assign]
-            gateway.readiness.ready = True
         yield Inside(port, gateway, running)
     finally:
         running.should_exit = True
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -127,7 +171,7 @@ def beside(directory: Path = DEMO, gateway: dict[str, Any] | None = None, **sett
             process.stop()
 
 
-def until(condition: Any, timeout_s: float = 30) -> None:
+def until(condition: Any, timeout_s: float = 60) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

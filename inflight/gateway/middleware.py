@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -187,11 +187,12 @@ class Admission:
 class _Body:
     """The body of a request that runs."""
 
+    began: float
+    """When its request came, in seconds of the monotonic clock."""
     taken: int = 0
     """Bytes that have come."""
     held: int = 0
     """Bytes that count with those of all other requests."""
-    began: float = field(default_factory=time.monotonic)
     patience: asyncio.Timeout | None = None
     """What bounds the wait for the next part."""
     must_go: bool = False
@@ -232,7 +233,7 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
-        body, whole = _Body(), False
+        body, whole = _Body(time.monotonic()), False
 
         async def limited() -> Message:
             nonlocal whole

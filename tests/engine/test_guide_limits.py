@@ -21,7 +21,15 @@ from inflight.sampling import Guide, SamplingParams
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, finish, load, run
-from tests.engine.support.guiding import byte_tokenizer, compiles_nothing, end_id, guide_compiler, regex, result_of
+from tests.engine.support.guiding import (
+    byte_tokenizer,
+    compiles_nothing,
+    end_id,
+    guide_compiler,
+    regex,
+    result_of,
+    vocabulary,
+)
 
 PROMPT = tuple(range(40, 60))
 AMBIGUOUS = 'start: s\ns: s s | "a" | "b" | " "'
@@ -198,3 +206,9 @@ def test_a_first_mask_beyond_the_limits_refuses_the_guide() -> None:
     grammar = f'start: s+\ns: {" | ".join(names)}\n{rules}\ny: "a" | "e" | "t" | " "'
     with pytest.raises(InvalidRequest, match="guided_decoding_guide cannot be followed: parser error: Too many items"):
         checked_guide(_lark(grammar), vocabulary.tokens, parser_limits(200_000, 50_000))
+
+
+@pytest.mark.parametrize("guide", [Guide("ebnf_grammar", "root ::= root"), Guide("json_schema", '{"$ref": "#"}')])
+def test_a_guide_without_a_sentence_is_refused_as_such(guide: Guide) -> None:
+    with pytest.raises(InvalidRequest, match="guided_decoding_guide allows no text"):
+        checked_guide(guide, vocabulary().tokens, parser_limits(200_000, 50_000))

@@ -54,10 +54,11 @@ def checked_guide(guide: Guide, tokens: LLTokenizer, limits: LLParserLimits) -> 
     matcher = compile_grammar(grammar, tokens, limits)
     first = matcher.deep_copy()
     mask = np.frombuffer(first.compute_bitmask(), np.int32).copy()
-    if first.is_error():
-        raise InvalidRequest(f"guided_decoding_guide cannot be followed: {first.get_error().splitlines()[0][:300]}")
     clear_bit(mask, tokens.eos_token)
-    if not mask.any() and not matcher.is_accepting():
+    reason = first.get_error().splitlines()[0][:300] if first.is_error() else ""
+    if reason and not reason.startswith("NoExtension"):
+        raise InvalidRequest(f"guided_decoding_guide cannot be followed: {reason}")
+    if reason or not (mask.any() or matcher.is_accepting()):
         raise InvalidRequest("guided_decoding_guide allows no text that this model's tokens can spell")
     return CheckedGuide(grammar, max(0, heap_bytes() - before))
 

@@ -70,7 +70,7 @@ class ChatTemplate:
         self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
         self._unused = {"tools", "documents"} - read
         self._knows_developer = "developer" in source
-        self._source = source
+        self._fields = frozenset(re.findall(r"""[.'"](\w+)""", source))
 
     def uses(self, option: str) -> bool:
         """Return whether the template's source has a variable of this name."""
@@ -78,7 +78,7 @@ class ChatTemplate:
 
     def reads(self, name: str) -> bool:
         """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
-        return re.search(rf"""[.'"]{re.escape(name)}\b""", self._source) is not None
+        return name in self._fields
 
     @property
     def uses_tools(self) -> bool:

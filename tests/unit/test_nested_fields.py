@@ -197,3 +197,8 @@ def test_an_answer_that_was_cut_off_in_its_reasoning_is_taken_back() -> None:
     assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content is null"):
         check_messages([{"role": "user", "content": None, "reasoning": "Hm."}])
+
+
+def test_the_end_of_a_prefix_may_be_marked_in_a_response_too() -> None:
+    part = {"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert read_request({"model": "m", "input": [{"role": "user", "content": [part]}]}, strict=True).ignored == ()

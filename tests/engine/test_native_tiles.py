@@ -8,24 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.support.libraries import BUILD, ROOT, alone, run_sanitized
+from tests.engine.support.libraries import BUILD, ROOT, alone, run_sanitized, run_tests
 from tests.engine.support.native import SETS
 
 TILES = alone("avx2", kernels=Path(__file__).parent / "native/avx2_with_tiles.cpp")
 FILES = tuple(f"tests/engine/test_native_{name}.py" for name in ("step", "quantized"))
 pytestmark = pytest.mark.proof
+stands_in = pytest.mark.skipif("avx2" not in SETS, reason="the stand-in for AMX needs a compiler and AVX2")
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif("avx2" not in SETS, reason="the stand-in for AMX needs a compiler and AVX2")
-def test_products_by_tiles_are_near_pytorchs_in_any_batch_and_stay_in_their_memory(
-    tmp_path: Path,
-) -> None:
-    used = tmp_path / "used"
-    chosen = "avx2 and (bits_in_any_step and bfloat16 or quantized or nan and chunks and bfloat16)"
-    run_sanitized(tmp_path, (*FILES, "-k", chosen), TILES, {"TILES_USED": str(used)})
+@pytest.mark.timeout(900)
+@stands_in
+def test_products_by_tiles_are_near_pytorchs_and_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    library, used = tmp_path / "libinflight_step.so", tmp_path / "used"
+    assert BUILD["build"](library, instead=TILES) is None
+    chosen = "avx2 and (bits_in_any_step and bfloat16 or quantized)"
+    run_tests(library, (*FILES, "-k", chosen), {"TILES_USED": str(used)})
     halves, of_bytes = map(int, used.read_text().split())
     assert min(halves, of_bytes) > 0
+
+
+@pytest.mark.timeout(900)
+@stands_in
+def test_products_by_tiles_stay_in_their_memory(tmp_path: Path) -> None:
+    run_sanitized(tmp_path, (*FILES, "-k", "avx2 and nan and (chunks and bfloat16 or W8A8)"), TILES)
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.engine.guided.lark import checked_lark
+from inflight.engine.guided.lark_guide import checked_lark
 from inflight.errors import InvalidRequest
 from inflight.gateway.request_errors import request_error
 from inflight.text.output.find import find_chat_format

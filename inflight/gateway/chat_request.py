@@ -12,7 +12,7 @@ from starlette.requests import Request
 from inflight.errors import InflightError
 from inflight.gateway.chat_guides import chat_guide
 from inflight.gateway.context import Gateway
-from inflight.gateway.errors import invalid
+from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
@@ -95,8 +95,11 @@ def _thinking_is_off(fields: Fields, gateway: Gateway, tools: Sequence[Tool], pr
     template = gateway.chat_template
     if template is None or not template.uses("enable_thinking"):
         return False
-    off = _prompt(fields, gateway, tools, {"enable_thinking": False})
-    return prompt == off and off != _prompt(fields, gateway, tools, {"enable_thinking": True})
+    try:
+        off = _prompt(fields, gateway, tools, {"enable_thinking": False})
+        return prompt == off and off != _prompt(fields, gateway, tools, {"enable_thinking": True})
+    except ApiError:  # the template refuses what the request has not asked for
+        return False
 
 
 def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool], variables: Mapping[str, Any] | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.gateway.fields import Shape, refused, table
+from inflight.gateway.fields import RenderedShape, Shape, refused, table
 
 
 def _known(names: str) -> dict[str, Any]:
@@ -20,15 +20,18 @@ TOOL_CHOICE: Shape = _NAMED | {"allowed_tools": _known("mode") | {"tools": _NAME
 RESPONSE_FORMAT: Shape = _known("type schema format structures triggers") | {
     "json_schema": _known("name description schema strict")
 }
-MESSAGE: Shape = _known("role name tool_call_id reasoning reasoning_content thinking annotations cache_control") | {
-    "content": _known("type text") | _CACHE,
-    "tool_calls": _known("id type index") | {"function": _known("name arguments")},
-    **table(
-        refused("function_call", "OpenAI has replaced it by `tool_calls`"),
-        refused("audio", "the models served take text"),
-        refused("refusal", "send its text as `content`"),
-    ),
-}
+MESSAGE: Shape = RenderedShape(
+    {
+        **_known("role name tool_call_id reasoning reasoning_content thinking annotations cache_control"),
+        "content": _known("type text") | _CACHE,
+        "tool_calls": RenderedShape(_known("id type index") | {"function": RenderedShape(_known("name arguments"))}),
+        **table(
+            refused("function_call", "OpenAI has replaced it by `tool_calls`"),
+            refused("audio", "the models served take text"),
+            refused("refusal", "send its text as `content`"),
+        ),
+    }
+)
 CACHE_OPTIONS: Shape = {
     **_known("mode ttl"),
     **table(

@@ -65,13 +65,8 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
     gateway.check_model(fields["model"])
     length = _check_format(gateway, fields)
     special = fields.get("add_special_tokens", True)
-    value = fields["input"]
-    prompts = read_prompts(value, gateway, add_special_tokens=special, param="input", most=MOST_INPUTS)
-    single = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
-    readings = [
-        Reading(_engine_request(request, gateway, fields, prompt), "input" if single else f"input[{index}]")
-        for index, prompt in enumerate(prompts)
-    ]
+    prompts = read_prompts(fields["input"], gateway, add_special_tokens=special, param="input", most=MOST_INPUTS)
+    readings = [Reading(_engine_request(request, gateway, fields, prompt), prompt.param) for prompt in prompts]
     return fields, readings, length
 
 

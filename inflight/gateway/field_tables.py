@@ -85,7 +85,7 @@ _SAMPLING = (
     served(
         "truncate_prompt_tokens",
         integer(-1, _INT32),
-        "keep so many tokens of the prompt's end; -1: as many as leave room for the answer",
+        "keep so many tokens of the prompt; -1: as many as leave room for the answer",
     ),
 )
 _GUIDES = (
@@ -163,7 +163,8 @@ _REFUSED = (
     *refused("spaces_between_special_tokens", "no spaces are put between special tokens", False, True),
     *refused("return_hidden_states", "use /v1/embeddings", False),
     *refused("return_prompt_token_ids", "use `return_token_ids`", False),
-    *refused("return_prompt_text return_token_offsets", "use /tokenize", False),
+    *refused("return_prompt_text", "use /v1/completions with `echo`", False),
+    *refused("return_token_offsets", "answers have no offsets; /tokenize has each token's text", False),
     *refused("return_routed_experts return_weight_versions", "answers do not tell how they were computed", False),
     *refused("routed_experts_prompt_start routed_experts_start_len", "answers do not tell how they were computed", 0),
     *refused("return_meta_info return_cached_tokens_details", "`usage` has the counts of tokens", False),

@@ -12,6 +12,7 @@ counted; with ``gateway.strict_fields`` it is refused. So is one inside of anoth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -26,6 +27,11 @@ _MOST_NAMES, _NAME_CHARACTERS = 20, 64
 Shape = Mapping[str, Any]
 """The fields that an object may have: each with the shape of the objects in its value, None where these may have any
 fields, or a ``Field`` that is refused. A list counts as its elements."""
+INDEX = re.compile(r"\[\d+\]", re.ASCII)
+
+
+class RenderedShape(dict[str, Any]):
+    """The shape of an object that the chat template gets: it may have whatever fields the template reads, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +103,15 @@ class Fields:
         return name in self.values
 
     def naming(self, paths: Sequence[str], *, strict: bool) -> Fields:
-        """Return the same fields, with the paths of fields inside of them that have no effect.
+        """Return the same fields, with the paths of fields inside of them that have no effect: one for each name.
 
         Raises:
             ApiError: 400: there are some, and fields are ``strict``.
         """
         if paths and strict:
             raise _unknown(paths[0])
-        return replace(self, ignored=(*self.ignored, *paths))
+        first = {INDEX.sub("[]", path): path for path in reversed(paths)}
+        return replace(self, ignored=(*self.ignored, *reversed(first.values())))
 
     def headers(self) -> dict[str, str]:
         """Return the header that names what was ignored; {} where nothing was."""
@@ -130,7 +137,7 @@ class Reader:
         Args:
             body: the JSON object of the request.
             strict: whether fields that are not known are refused.
-            spared: whether the chat template reads fields of a name inside of others.
+            spared: whether the chat template reads fields of a name.
 
         Raises:
             ApiError: 400, naming the field by its path.
@@ -178,7 +185,7 @@ def _unknown_inside(value: Any, shape: Shape, path: str, spared: Callable[[str],
         value: of a field, as JSON has it; what is neither an object nor a list has no fields.
         shape: what the objects in it may have.
         path: of the value.
-        spared: whether something else reads the fields of a name.
+        spared: whether the chat template reads fields of a name, where it gets the object.
 
     Raises:
         ApiError: 400: a field is known and not served.
@@ -195,7 +202,7 @@ def _unknown_inside(value: Any, shape: Shape, path: str, spared: Callable[[str],
             _refuse(inner, one, place)
         elif inner is not None:
             yield from _unknown_inside(one, inner, place, spared)
-        elif name not in shape and not spared(name):
+        elif name not in shape and not (isinstance(shape, RenderedShape) and spared(name)):
             yield place
 
 

@@ -23,7 +23,7 @@ from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
 
-_AT_ONCE = 512
+_LOG_PROBS_AT_ONCE = 512
 """Log-probs, or tokens without any, that are read in one go: a millisecond or two of the event loop's thread."""
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -82,14 +82,14 @@ class ChoiceDelta:
     log_probs: list[TokenLogProb]
     token_ids: list[int]
     usage: Usage
-    """Of all choices so far."""
+    """Of all choices so far, as far as the engine has given them: parts of one response have the same."""
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
     """With the end: the stop string that ended it, or ``deadline``."""
     prompt_scores: PromptScores | None = None
     """Where log-probs of the prompt were asked for; the same with each delta."""
     first_token_s: float | None = None
-    """With the end, of an answer that is not streamed: seconds that the engine took to make its first token."""
+    """Of an answer that is not streamed, with each of its parts: seconds that the engine took for its first token."""
     cut_call: bool = False
     """With the end: whether the arguments of a call are not complete, and so no JSON."""
 
@@ -104,7 +104,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     deltas = gateway.engine.generate(job.request)
     scores: PromptScores | None = None
     waiting: list[EngineDelta] = []
-    size = 1 if job.by_token else max(1, _AT_ONCE // (1 + job.request.top_log_probs))
+    size = 1 if job.by_token else max(1, _LOG_PROBS_AT_ONCE // (1 + job.request.top_log_probs))
     try:
         async for delta in deltas:
             scores = scores or await _prompt_scores(delta)

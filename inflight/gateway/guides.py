@@ -13,8 +13,14 @@ from inflight.sampling import Guide, GuideKind, unique_keys
 ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
 """What ``json_object`` asks for. The engine's own kind ``json`` is any value: a number is one too."""
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
-_SCHEMA_OF = {"schema": "json_object", "json_schema": "json_schema"}
-"""Fields of a response_format that have a schema, and the type that each belongs to."""
+_TYPE_OF = {
+    "schema": "json_object",
+    "json_schema": "json_schema",
+    "format": "structural_tag",
+    "structures": "structural_tag",
+    "triggers": "structural_tag",
+}
+"""Fields of a response_format, and the type that each belongs to."""
 _ABOUT_SCHEMA = {"name": string(), "description": string(), "strict": boolean()}
 
 
@@ -71,7 +77,7 @@ def _response_format(value: Any) -> FieldGuide | None:
     kind = value.get("type")
     if kind not in _TYPES:
         raise invalid(f"{path}.type is {shown(kind)}; it must be one of {', '.join(_TYPES)}", f"{path}.type")
-    for name, needed in _SCHEMA_OF.items():
+    for name, needed in _TYPE_OF.items():
         if value.get(name) is not None and kind != needed:
             raise invalid(f"{path}.{name} is given; it needs the type {needed}, and not {kind}", f"{path}.{name}")
     if kind == "text":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import prometheus_client
 from prometheus_client import Counter, Gauge, Histogram
 
+from inflight.gateway.fields import INDEX
 from inflight.metrics import GATEWAY, MetricFamily
 
 CONTENT_TYPE: str = prometheus_client.CONTENT_TYPE_LATEST
@@ -17,7 +18,6 @@ OTHER = "other"
 MOST_FIELDS = 100
 _FIELD = re.compile(r"\w+(\[\]|\.\w+)*", re.ASCII)
 _MOST_CHARACTERS = 64
-_INDEX = re.compile(r"\[\d+\]", re.ASCII)
 
 
 class GatewayMetrics:
@@ -70,7 +70,7 @@ class GatewayMetrics:
         self._of("engine_ready").set(int(ready))
 
     def _field(self, name: str) -> str:
-        name = _INDEX.sub("[]", name)
+        name = INDEX.sub("[]", name)
         if name in self._fields:
             return name
         if len(self._fields) == MOST_FIELDS or len(name) > _MOST_CHARACTERS or not _FIELD.fullmatch(name):

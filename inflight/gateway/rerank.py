@@ -51,7 +51,8 @@ async def rerank(request: Request) -> Response:
     ]  # fmt: skip
     answer = answer_head(fields, "rerank") | {"object": "list", "model": fields["model"], "results": results}
     answer["usage"] = usage_of(readings, deltas)
-    body = await off_loop(lambda: written(answer), sum(len(documents[index]) for index in best) if shown else 0)
+    size = len(best) + (sum(len(documents[index]) for index in best) if shown else 0)
+    body = await off_loop(lambda: written(answer), size)
     return Response(body, media_type="application/json", headers=fields.headers())
 
 

@@ -14,7 +14,7 @@ from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import GenerateRequest
 from inflight.gateway.errors import ApiError, from_inflight, invalid
-from inflight.gateway.fields import Fields
+from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.request_errors import context_length_exceeded
 from inflight.gateway.requests import state_of
 from inflight.sampling import MAX_SEED
@@ -80,7 +80,11 @@ def request_arguments(request: Request, fields: Fields, gateway: Gateway) -> dic
     """Return the arguments of ``GenerateRequest`` that say whose request it is and how urgent.
 
     Where clients take turns, an API key's client takes its own: the body cannot name another.
+
+    Raises:
+        ApiError: 400: the deployment has no clients' turns, or the request has two ids.
     """
+    fields.either("request_id", "rid")  # they are part of the answer, which is made when the engine has worked
     state = state_of(request)
     by_client = gateway.deployment.batching.fairness == "client"
     client = state.client or fields.get("client_id") or fields.get("user") or ""
@@ -239,7 +243,7 @@ def generate_request(
 
 
 def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_tokens: int | None) -> Sequence[int]:
-    """Return the end of the prompt, where ``truncate_prompt_tokens`` asks for it.
+    """Return the prompt's end, or its beginning, where ``truncate_prompt_tokens`` asks for it.
 
     Args:
         gateway: knows the longest context.
@@ -248,12 +252,12 @@ def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_token
         max_tokens: of the answer, for which -1 keeps room; None: the request has none.
 
     Raises:
-        ApiError: 400: nothing would be left.
+        ApiError: 400: nothing would be left; or the longest context is not known, and -1 is given.
     """
     kept = fields.get("truncate_prompt_tokens")
     if kept == -1:
-        longest, default = gateway.max_model_len, gateway.deployment.limits.default_max_tokens
-        kept = prompt_room(gateway, default) if longest is None or max_tokens is None else max(1, longest - max_tokens)
+        default = gateway.deployment.limits.default_max_tokens
+        kept = prompt_room(gateway, default) if max_tokens is None else prompt_room(gateway, max_tokens, whole=True)
     if kept == 0:
         raise invalid("truncate_prompt_tokens is 0; a prompt has at least one token", "truncate_prompt_tokens")
     if kept is not None and fields.get("truncation_side") == "right":
@@ -261,8 +265,19 @@ def truncated(gateway: Gateway, fields: Fields, prompt: Sequence[int], max_token
     return prompt if kept is None else prompt[max(0, len(prompt) - kept) :]
 
 
-def prompt_room(gateway: Gateway, answer: int) -> int | None:
-    """Return how many tokens a prompt may have beside an answer that may be shorter than asked for: half of the
-    context at least. None: the longest context is not known."""
+def prompt_room(gateway: Gateway, answer: int, *, whole: bool = False) -> int:
+    """Return how many tokens a prompt may have, for ``truncate_prompt_tokens: -1``.
+
+    Args:
+        gateway: knows the longest context.
+        answer: tokens that may be generated.
+        whole: whether there must be room for all of these; else the prompt may have half of the context.
+
+    Raises:
+        ApiError: 400: the longest context is not known.
+    """
     longest = gateway.max_model_len
-    return None if longest is None else longest - min(answer, longest // 2)
+    if longest is None:
+        message = "truncate_prompt_tokens is -1, which needs `limits.max_sequence_length` of the deployment"
+        raise unsupported("truncate_prompt_tokens", message)
+    return max(1, longest - answer) if whole else longest - min(answer, longest // 2)

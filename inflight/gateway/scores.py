@@ -133,7 +133,7 @@ def _only_labels(fields: Fields) -> None:
     for name in ("items", "label_token_ids"):
         if name not in fields:
             raise invalid(f"{name} is missing; it goes with query", name, "missing_required_parameter")
-    for name in (*(name for pair in _PAIRS for name in pair), "instruction", "truncate_prompt_tokens"):
+    for name in (*(name for pair in _PAIRS for name in pair), "instruction", *(one.name for one in TRUNCATION)):
         if name in fields:
             raise invalid(f"{name} and query are both given; a request has one of them", name)
 

@@ -33,14 +33,14 @@ REQUEST = (
     ),
 )
 TRUNCATION = (
-    served("truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of a prompt's end; -1: as many as fit"),
+    served("truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of a prompt; -1: as many as fit"),
     TRUNCATION_SIDE,
 )
 
 
 def answer_head(fields: Fields, prefix: str) -> dict[str, Any]:
     """Return the beginning of an answer: its id, and when it was made."""
-    given = fields.get("request_id", fields.get("rid"))
+    given = fields.either("request_id", "rid")
     return {"id": f"{prefix}-{given or secrets.token_hex(16)}", "created": int(time.time())}
 
 

@@ -22,7 +22,7 @@ LARGE = 16 << 10
 """Bytes of a body, or pieces of an answer, from which on the work takes milliseconds."""
 _HEAD_START_S = 1 / (1 << 20)
 """Seconds that smaller work may come later and still be first, for each byte or piece that it has less."""
-_AT_ONCE = 64
+_ELEMENTS_AT_ONCE = 64
 """Elements of a list that are written by one call, which holds all threads up."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="prepare")
 _Result = TypeVar("_Result")
@@ -98,7 +98,7 @@ def written(value: Any, other: Callable[[Any], Any] | None = None) -> str:
     """Return a value as JSON in one line, written by many short calls where its lists are long.
 
     Args:
-        value: what JSON has, and objects of other kinds.
+        value: what JSON has, with strings as the names of fields; and objects of other kinds.
         other: returns what is written for one of these.
 
     Raises:
@@ -110,9 +110,11 @@ def written(value: Any, other: Callable[[Any], Any] | None = None) -> str:
             return "{" + ",".join(f"{dump(name)}:{write(one)}" for name, one in value.items()) + "}"
         if not isinstance(value, list):
             return dump(value)
-        if len(value) <= _AT_ONCE:
+        if len(value) <= _ELEMENTS_AT_ONCE:
             return "[" + ",".join(map(write, value)) + "]"
-        parts = (dump(value[first : first + _AT_ONCE])[1:-1] for first in range(0, len(value), _AT_ONCE))
+        parts = (
+            dump(value[first : first + _ELEMENTS_AT_ONCE])[1:-1] for first in range(0, len(value), _ELEMENTS_AT_ONCE)
+        )
         return "[" + ",".join(parts) + "]"
 
     dump = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=other).encode

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 START_S = 60
 """Seconds until the gateway must answer after its start."""
 _ENGINE_LOOKS = 50
-"""How many times it is asked, five seconds long, whether it has seen that the engine is ready: time itself also passes
-where the machine stands still."""
+"""How many times it is asked whether it has seen that the engine is ready, of a second each at most. Usually they take
+five seconds together; time alone is no measure, since it also passes where the machine stands still."""
 PAUSES_S = (0, 1, 2, 4, 8, 16)
 """The pauses before new starts in a row; the last of them before all that follow."""
 WELL_S = 60
@@ -45,7 +45,7 @@ END_S = 10
 """Seconds beyond the exit timeout until the gateway is killed."""
 MOST_LOG_BYTES = 64 << 20
 """Bytes of its log. When there are more, they become the log before, ``gateway.log.1``, and the log begins anew."""
-_LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 2.0, 5.0
+_LOOK_S, _ENGINE_LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 1.0, 2.0, 5.0
 _AWAY = 503
 _LAST_LINES = 5
 
@@ -128,9 +128,8 @@ class GatewayProcess:
         if not self._answered.is_set():
             raise DeploymentError(f"the gateway {self._error}")
         for _ in range(_ENGINE_LOOKS):
-            if self._answers(ready=True):
+            if self._answers(_ENGINE_LOOK_S, ready=True) or self._stopping.wait(_LOOK_S):
                 return
-            time.sleep(_LOOK_S)
 
     def begin_stop(self) -> None:
         """Have it take no more requests, and end when those that run have ended or had their time."""
@@ -221,10 +220,10 @@ class GatewayProcess:
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
 
-    def _answers(self, ready: bool = False) -> bool:
+    def _answers(self, timeout_s: float = _PROBE_TIMEOUT_S, *, ready: bool = False) -> bool:
         """Return whether it answers, if only that the engine is away; ``ready``: whether it says that it is not."""
         try:
-            read_directly(f"{self.url}/health", _PROBE_TIMEOUT_S)
+            read_directly(f"{self.url}/health", timeout_s)
         except (OSError, http.client.HTTPException) as error:
             return not ready and getattr(error, "code", None) == _AWAY
         return True

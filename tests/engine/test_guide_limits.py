@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from typing import Any
 
@@ -38,6 +39,7 @@ AMBIGUOUS = 'start: s\ns: s s | "a" | "b" | " "'
 def test_kept_guides_are_bounded_by_the_memory_that_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     heap = 1 << 30
     monkeypatch.setattr(compiler_module, "heap_bytes", lambda: heap)
+    monkeypatch.setattr(compiler_module, "_HEAP_LOOK_S", 0)
     compiler = guide_compiler(cached_bytes=4 << 20, max_lexer_states=3000)
     small, large = regex("[ab]"), Guide("json_schema", json.dumps({"enum": [f"value {one}" for one in range(900)]}))
     results = [result_of(compiler, compiler.ask(guide)) for guide in (small, large)]
@@ -54,6 +56,22 @@ def test_kept_guides_are_bounded_by_the_memory_that_they_may_take(monkeypatch: p
     assert list(compiler._kept.values()) == [kept], "the latest used is the last to go"
     assert isinstance(kept.result, CompiledGuide)
     assert kept.result.bytes > 3_000_000
+
+
+def test_the_heap_is_looked_at_seldom_and_only_where_guides_might_take_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[None] = []
+    monkeypatch.setattr(compiler_module, "heap_bytes", lambda: looks.append(None) or 1 << 30)
+    monkeypatch.setattr(compiler_module, "_HEAP_LOOK_S", 3600)
+    compiler = guide_compiler()
+    compiled = [result_of(compiler, compiler.ask(regex(f"[ab]{{{length}}}"))) for length in range(1, 31)]
+    assert len(looks) == 1
+    for one in compiled:
+        assert isinstance(one, CompiledGuide)
+        one.masks_s = 0.25
+    compiler._heap_read_s = -math.inf
+    for _ in range(5):
+        compiler.ask(regex("[ab]"))
+    assert len(looks) == 2
 
 
 @pytest.mark.parametrize("known", [True, False])

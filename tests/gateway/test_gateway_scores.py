@@ -128,6 +128,13 @@ def test_what_prompts_share_is_read_once(gateway: Beside) -> None:
         ("/v1/score", {"query": "x", "items": [[1]], "label_token_ids": [1]}, "items", "must be texts"),
         ("/v1/score", {"query": [[1]], "items": [[1]], "label_token_ids": [1]}, "query", "must be"),
         ("/v1/score", {"query": "x", "items": ["y"], "label_token_ids": [1], "text_1": "z"}, "text_1", "both given"),
+        (
+            "/v1/score",
+            {"query": "x", "items": ["y"], "label_token_ids": [1], "truncation_side": "right"},
+            "truncation_side",
+            "both given",
+        ),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "request_id": "c", "rid": "d"}, "rid", "contradict"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "must have one, or as many"),
         ("/v1/score", {"text_1": "a"}, "text_2", "text_2 is missing"),
         ("/v1/score", {"text_1": "a", "text_2": [5]}, "text_2[0]", "must be a string"),

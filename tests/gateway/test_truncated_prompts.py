@@ -91,6 +91,19 @@ def test_a_response_is_not_cut_where_truncation_is_disabled(served: tuple[Inside
         assert client.post(RESPONSES, json=asked).json()["truncation"] == "disabled"
 
 
+@pytest.mark.parametrize(("path", "more"), [(CHAT, {}), (MESSAGES, {"max_tokens": 5}), (COMPLETIONS, {})])
+def test_no_room_is_kept_in_a_context_that_is_not_known(
+    served: tuple[Inside, Script], path: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, _ = served
+    monkeypatch.setattr(type(running.gateway), "max_model_len", None)
+    prompt = {"prompt": "Hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "Hi"}]}
+    with running.client() as client:
+        answer = client.post(path, json={"model": "model", "truncate_prompt_tokens": -1, **prompt, **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+    assert "limits.max_sequence_length" in answer.json()["error"]["message"]
+
+
 def test_nothing_is_left_of_no_prompt(served: tuple[Inside, Script]) -> None:
     running, _ = served
     with running.client() as client:

@@ -121,6 +121,25 @@ def test_what_the_chat_template_reads_has_an_effect(template: str, reads: bool) 
     assert fields.ignored == (() if reads else ("messages[0].tool_plan",))
 
 
+def test_what_the_chat_template_does_not_get_has_no_effect_whatever_it_reads() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a", "plan": 1}], "plan": 1}
+    call = CALL | {"plan": 1, "function": CALL["function"] | {"plan": 1}}
+    asked = {
+        "messages": [message, {"role": "assistant", "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": FUNCTION | {"plan": 1}, "plan": 1}],
+        "response_format": {"type": "text", "plan": 1},
+        "tool_choice": {**NAMED, "plan": 1},
+    }
+    fields = CHAT_READER.read(CHAT | asked, spared=lambda name: name == "plan")
+    expected = "messages[0].content[0] tools[0].function tools[0] response_format tool_choice".split()
+    assert fields.ignored == tuple(f"{place}.plan" for place in expected)
+
+
+def test_a_field_of_many_messages_is_named_once() -> None:
+    messages = [{"role": "user", "content": "Hi", "x": 1}, {"role": "user", "content": "Hi", "x": 1, "y": 1}]
+    assert CHAT_READER.read(CHAT | {"messages": messages}).ignored == ("messages[0].x", "messages[1].y")
+
+
 def test_agents_fields_inside_of_others_are_refused_where_fields_are_strict() -> None:
     response = {"model": "m", "input": [{"role": "user", "content": "Hi", "x": 1}]}
     message = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi", "x": 1}]}
@@ -147,6 +166,9 @@ def test_places_in_lists_are_no_labels() -> None:
     "given, param",
     [
         ({"type": "text", "json_schema": {"schema": {}}}, "json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}, "structures": []}, "structures"),
+        ({"type": "json_object", "triggers": ["<a>"]}, "triggers"),
+        ({"type": "text", "format": {"type": "any_text"}}, "format"),
         ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema"),
         ({"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}, "schema"),
         ({"type": "structural_tag", "format": {}, "schema": {}}, "schema"),

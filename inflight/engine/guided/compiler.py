@@ -36,6 +36,8 @@ _GROWN_BYTES_PER_S = 200_000_000
 """A lexer grows by less in a second of masks; this much was measured with the expressions that make it grow fastest."""
 _GIVEN_UP_S = 60
 """So long a guide whose check was given up is refused at once. It would hold a process that checks guides again."""
+_HEAP_LOOK_S = 10
+"""Seconds between two looks at the heap."""
 _Key = tuple[str, str]
 
 
@@ -88,8 +90,8 @@ class GuideCompiler:
         self._kept: OrderedDict[_Key, Compilation] = OrderedDict()
         """The compilations that have ended, and whose guides are kept; the latest used is the last."""
         self._running: dict[_Key, Compilation] = {}
-        self._least_heap_bytes = sys.maxsize
-        """The smallest size of the heap that was seen since guides were kept."""
+        self._heap_bytes, self._least_heap_bytes, self._heap_read_s = 0, sys.maxsize, -math.inf
+        """The size of the heap, the smallest one that was seen, and when it was looked at, by the monotonic clock."""
         self._worker = worker = _Worker(make_vocabulary, settings)
         # The threads know the worker and not the compiler, so that they end with it.
         threads = [
@@ -148,13 +150,20 @@ class GuideCompiler:
                 del self._kept[key]
         while len(self._kept) > self._settings.cached_guides or self._kept_bytes() > self._settings.cached_bytes:
             self._kept.popitem(last=False)
+            self._heap_read_s = -math.inf
 
     def _kept_bytes(self) -> int:
-        """Return most bytes that the kept guides can take: no more than each might, nor than the heap has grown by."""
-        heap = heap_bytes()
-        self._least_heap_bytes = min(self._least_heap_bytes, heap)
+        """Return most bytes that the kept guides can take: no more than each might, nor than the heap has grown by.
+
+        A look at the heap takes milliseconds where it is in many pieces, so there are few, and none without need.
+        """
         might = sum(one.bytes for one in self._kept.values())
-        return min(might, heap - self._least_heap_bytes) if heap else might
+        if self._kept and might <= self._settings.cached_bytes:
+            return might
+        if (now := time.monotonic()) >= self._heap_read_s + _HEAP_LOOK_S:
+            self._heap_bytes, self._heap_read_s = heap_bytes(), now
+            self._least_heap_bytes = min(self._least_heap_bytes, self._heap_bytes)
+        return min(might, self._heap_bytes - self._least_heap_bytes) if self._heap_bytes else might
 
 
 class _Worker:

@@ -35,7 +35,8 @@ def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
     kind = _TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
     message = error.message
     if error.code == "context_length_exceeded" and (counts := _COUNTS.search(message)):
-        message = f"prompt is too long: {counts[2]} tokens > {counts[1]} maximum. {message}"
+        most = int(counts[1]) - 1  # an answer has a token
+        message = f"prompt is too long: {counts[2]} tokens > {most} maximum. {message}"
     told: dict[str, Any] = {"type": kind, "message": message}
     if error.param is not None:
         told["param"] = error.param

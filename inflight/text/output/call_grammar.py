@@ -154,8 +154,8 @@ def escape(text: str) -> str:
 
 
 def counts(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    """Return two bounds of a schema. Raises NotEnforceable: nothing is between them, or they are no counts."""
-    bounds = schema.get(least, 0), schema.get(most)
+    """Return two bounds of a schema. Raises NotEnforceable: nothing is between them, or one is no count."""
+    bounds = schema.get(least) or 0, schema.get(most)
     for key, bound in zip((least, most), bounds, strict=True):
         if bound is not None and not (type(bound) is int and 0 <= bound <= _LARGEST_COUNT):
             raise NotEnforceable(f"{key!r} that is no count up to {_LARGEST_COUNT}")

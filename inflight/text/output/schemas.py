@@ -34,10 +34,15 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, str | None) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
 
 
+def _is_count(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value >= 0)
+
+
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "type": (_is_type, "a text or a list of texts"),
     "enum": (lambda value: isinstance(value, list), "a list"),
     "$ref": (lambda value: isinstance(value, str), "a text"),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a count")),
     **dict.fromkeys(("allOf", *UNIONS), (lambda value: isinstance(value, list) and value != [], "a list of schemas")),
     **dict.fromkeys(
         ("properties", "$defs", "definitions"), (lambda value: isinstance(value, dict | None), "an object")

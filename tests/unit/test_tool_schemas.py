@@ -327,3 +327,11 @@ def test_a_property_that_tags_cannot_carry_is_left_out_unless_the_tool_is_strict
     assert guide("qwen_xml", parameters, strict=False) == guide("qwen_xml", {"properties": properties}, strict=False)
     with pytest.raises(InvalidRequest, match="the property .* at /properties,"):
         guide("qwen_xml", parameters)
+
+
+def test_unions_of_too_many_schemas_in_all_are_refused() -> None:
+    wide = {"anyOf": [{"type": ["string", "null"]} for _ in range(300)]}
+    properties = {f"p{number}": {"$ref": "#/$defs/wide"} for number in range(40)}
+    with pytest.raises(InvalidRequest, match="unions of too many schemas at /properties/p34,"):
+        guide("qwen_xml", {"properties": properties, "$defs": {"wide": wide}})
+    assert guide("qwen_xml", {"properties": properties, "$defs": {"wide": wide}}, strict=False)

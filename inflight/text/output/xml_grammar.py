@@ -26,6 +26,8 @@ from inflight.text.output.xml_calls import END_CALL, convert
 
 _END, _END_FUNCTION = "</parameter>", "</function>"
 _SIZES = frozenset({"type", "minLength", "maxLength"})
+_MOST_SEEN = 10_000
+"""The schemas that the unions of one tool may have; each property counts those that its references lead to."""
 _NAME = re.compile(r"[^>\n]*")
 _FREE = rf"{TEXT} & ~/(?s:.*){_END}(?s:.*)/ & ~/(?s:.*){_END_FUNCTION}[ \t\r\n]*{END_CALL}(?s:.*)/".replace(
     "</", "<\\/"
@@ -39,6 +41,7 @@ class XmlArguments:
     def __init__(self, max_bytes: int) -> None:
         self.rules = Rules(max_bytes)
         self._json_rules: dict[str, str] = {}
+        self._seen = 0
 
     def arguments(self, tool: Tool) -> str:
         """Return the items of a tool's parameters, in the order of its schema.
@@ -46,7 +49,7 @@ class XmlArguments:
         Raises:
             InvalidRequest: the schema has what tags cannot enforce; if the tool is not strict, that is left out.
         """
-        self._json_rules = {}
+        self._json_rules, self._seen = {}, 0
         with errors_of(tool):
             return self._parameters(tool)
 
@@ -94,7 +97,12 @@ class XmlArguments:
         closing = quote(f"\n{_END}\n")
         if "string" not in types:
             return join(self._json(schema, root, field), closing)
-        if not (leaves := _leaves(schema, root, strict, set())):
+        if self._seen > _MOST_SEEN:
+            raise NotEnforceable("unions of too many schemas")
+        seen: set[int] = set()
+        leaves = _leaves(schema, root, strict, seen)
+        self._seen += len(seen)
+        if not leaves:
             raise NotEnforceable("'$ref' in a circle")
         texts = [leaf for leaf in leaves if _is_text(leaf)]
         others = [leaf for leaf in leaves if not _is_text(leaf)]

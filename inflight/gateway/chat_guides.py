@@ -17,6 +17,8 @@ from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.request_errors import request_error
 from inflight.sampling import Guide
+from inflight.settings.deployment import Deployment
+from inflight.text.output.call_grammar import MOST_BYTES
 from inflight.text.output.tools import Tool, ToolChoice
 
 
@@ -66,6 +68,7 @@ def chat_guide(
             fields.get("parallel_tool_calls", True),
             answer=None if answer is None else answer.guide,
             reasoning=form.may_reason(prompt) and not thinking_is_off(),
+            max_bytes=_max_bytes(gateway.deployment),
         )
     except InflightError as error:
         raise request_error(error, "tools", param) from None
@@ -73,6 +76,11 @@ def chat_guide(
         return ChatGuide()
     start = form.guide_start(gateway.tokenizer) if form.opens_reasoning(prompt) else ()
     return ChatGuide(guide, start, param, has_form=answer is not None)
+
+
+def _max_bytes(deployment: Deployment) -> int:
+    """Return the size of a grammar of calls beyond which the engine would refuse it."""
+    return deployment.guided_decoding.max_guide_bytes if deployment.engine.kind == "pytorch" else MOST_BYTES
 
 
 def _check_beside_calls(answer: FieldGuide, choice: ToolChoice) -> None:

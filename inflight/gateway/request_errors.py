@@ -34,7 +34,8 @@ _PROMPT, _GUIDE = (
 )
 _TOO_LONG = re.compile(r"the prompt length \((\d+) tokens\) exceeds the limit; prompt and output may have (\d+) tokens")
 _PATH = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w+)*", re.ASCII)
-_WORD = re.compile(r"\b[a-z_]+\b")
+_WORD = re.compile(r"(?<![\w./'\"])[a-z_]+\b")
+"""A word that may be the name of an input: behind a dot, a slash or a quotation mark it is the client's own."""
 _SCHEMA = re.compile(r"guided_decoding_guide: %json in line (\d+)")
 
 

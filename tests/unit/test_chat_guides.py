@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from inflight.gateway.chat_guides import ChatGuide, chat_guide
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
+from inflight.settings.deployment import Deployment
+from inflight.settings.guided import GuidedDecodingSettings
 from inflight.text.output.find import find_chat_format
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
@@ -26,6 +29,7 @@ PROMPT = "<|im_start|>assistant\n"
 HERMES = next(index for index, family in enumerate(FAMILIES) if family.name == "hermes" and "<think>" in family.added)
 LLAMA = next(index for index, family in enumerate(FAMILIES) if family.name == "llama")
 HARMONY = next(index for index, family in enumerate(FAMILIES) if family.name == "harmony")
+LIMIT = 65_536
 LLAMA_CALL = '{"name": "look_up", "parameters": {"name": "a"}}'
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "a"}}\n</tool_call>'
 
@@ -40,8 +44,10 @@ def guide_of(index: int, prompt: str = PROMPT, choice: str = "auto", **values: A
     if "template" in values:
         config = replace(tokenizer.config, response_template=values.pop("template"))
         tokenizer = Tokenizer(tokenizer._backend, config)
-    gateway: Any = SimpleNamespace(tokenizer=tokenizer, chat_format=find_chat_format(tokenizer))
-    tools = (TOOL,) if values.pop("tools", False) else ()
+    deployment = Deployment(model=Path("x"), guided_decoding=GuidedDecodingSettings(max_guide_bytes=LIMIT))
+    gateway: Any = SimpleNamespace(tokenizer=tokenizer, chat_format=find_chat_format(tokenizer), deployment=deployment)
+    tools = values.pop("tools", False)
+    tools = tools if isinstance(tools, tuple) else (TOOL,) if tools else ()
     chosen = ToolChoice.named(TOOL.name) if choice == "named" else ToolChoice(choice)  # type: ignore[arg-type]
     return chat_guide(Fields(values), gateway, prompt, tools, chosen, lambda: False)
 
@@ -244,3 +250,14 @@ def test_a_schema_as_json_text_may_not_repeat_a_key() -> None:
     text = '{"type": "object", "properties": {"city": {"type": "null", "type": "string"}}}'
     with pytest.raises(ApiError, match="guided_json is a string that is not valid JSON: it has the key 'type' twice"):
         guide_of(HERMES, guided_json=text)
+
+
+@pytest.mark.parametrize("name", ["qwen_xml", "gemma3", "gemma4"])
+def test_calls_whose_grammar_is_larger_than_the_deployments_limit_are_refused_as_it_is_made(name: str) -> None:
+    index = next(index for index, family in enumerate(FAMILIES) if family.name == name)
+    wide = {"type": "object", "properties": {f"q{number}": {"type": "integer"} for number in range(80)}}
+    properties = {f"p{number}": {"type": "object", "properties": {str(number): wide}} for number in range(40)}
+    tool = Tool("f", "", {"type": "object", "properties": properties})
+    with pytest.raises(ApiError, match=f"tools need a grammar of more than {LIMIT} bytes") as caught:
+        guide_of(index, choice="required", tools=(tool,))
+    assert caught.value.param == "tools"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -188,3 +189,149 @@ def test_a_strict_tool_between_tags_has_no_parameters_but_its_own() -> None:
     for free in (True, {"type": "integer"}, {}):
         with pytest.raises(InvalidRequest, match="'additionalProperties' without 'properties' at /"):
             xml_guide({"type": "object", "additionalProperties": free})
+
+
+def guide(name: str, parameters: dict[str, Any], strict: bool = True) -> str:
+    index = next(index for index, family in enumerate(FAMILIES) if family.name == name)
+    tool = Tool("f", "", parameters, strict, "tools[0].function.parameters")
+    made = find_chat_format(tokenizer_of(index)).guide([tool], ToolChoice.required(), True)
+    assert made is not None
+    return made.text
+
+
+SPELLED = ["gemma3", "gemma4"]
+OWN = ["qwen_xml", *SPELLED]
+
+
+def test_a_union_that_leads_to_one_schema_in_many_ways_is_that_schema() -> None:
+    definitions: dict[str, Any] = {
+        f"d{number}": {"anyOf": [{"$ref": f"#/$defs/d{number + 1}"} for _ in range(3)]} for number in range(30)
+    }
+    definitions["d30"] = {"type": "string", "maxLength": 3}
+    made = [
+        guide("qwen_xml", {"properties": {"a": schema}, "required": ["a"], "$defs": definitions})
+        for schema in ({"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d30"})
+    ]
+    assert made[0] == made[1]
+
+
+def test_a_circle_of_references_alone_is_left_out_unless_the_tool_is_strict() -> None:
+    members = [{"$ref": "#/properties/a"}, {"$ref": "#/properties/b"}]
+    properties: dict[str, Any] = {"a": {"type": "string", "anyOf": members}, "b": {"anyOf": members}}
+    assert guide("qwen_xml", {"properties": properties}, strict=False)
+
+
+def test_equal_schemas_between_tags_are_one_rule() -> None:
+    properties = {f"p{number}": {"$ref": "#/$defs/d"} for number in range(9)} | {"q": {"type": "integer"}}
+    assert guide("qwen_xml", {"properties": properties, "$defs": {"d": {"type": "array"}}}).count("%json") == 2
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_work_grows_as_the_number_of_properties(name: str) -> None:
+    def calls(properties: int) -> int:
+        """Return how many functions and generators are called or gone on with."""
+        count = 0
+
+        def profile(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(profile)
+        try:
+            guide(name, {"properties": {f"p{number}": {"type": "object"} for number in range(properties)}})
+        finally:
+            sys.setprofile(None)
+        return count
+
+    few = calls(100)
+    assert calls(200) - few < 1.5 * (few - calls(1))
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+def test_a_property_with_the_name_of_an_input_of_the_engine_keeps_it(index: int) -> None:
+    schema = {"properties": {"input_ids": {"type": "integer", "not": {}}}}
+    message, param = refused(
+        index, Tool("bad", "", schema, True, "tools[2].function.parameters"), ToolChoice.required()
+    )
+    assert "input_ids" in f"{message} {param}"
+    assert "/tools" not in message
+
+
+def test_a_definition_keeps_its_name() -> None:
+    definitions = {"A": {"items": {"$ref": "#/definitions/A"}}}
+    root: dict[str, Any] = {
+        "$defs": definitions,
+        "definitions": {"A": {"type": "null"}},
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+    }
+    made = apart(root["properties"]["a"], root)
+    assert made == {"$ref": "#/$defs/A"} | {key: root[key] for key in ("$defs", "definitions")}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    ("bounds", "fault"),
+    [
+        ({"minLength": 5, "maxLength": 2}, "'minLength' above 'maxLength'"),
+        ({"minLength": 10**30}, "'minLength' that is no count"),
+        ({"maxLength": 1.5}, "'maxLength' that is no count"),
+    ],
+)
+def test_bounds_that_no_text_keeps_are_refused_with_their_place(name: str, bounds: dict[str, Any], fault: str) -> None:
+    parameters = {"properties": {"a": {"type": "string"} | bounds}}
+    with pytest.raises(InvalidRequest, match=rf"^tools\[0\].function.parameters has {fault}.* at /properties/a,"):
+        guide(name, parameters)
+    assert guide(name, parameters, strict=False) == guide(name, {"properties": {"a": {"type": "string"}}}, strict=False)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "schema",
+    [{"enum": 5}, {"type": [["a"]]}, {"anyOf": 5}, {"anyOf": []}, {"$ref": 5}, {"type": {}}, {"maxLength": "x"}],
+)
+def test_what_is_no_schema_is_said_in_a_sentence_with_its_place(name: str, schema: dict[str, Any]) -> None:
+    [key] = schema
+    for parameters in ({"properties": {"a": schema}}, {"properties": {"b": {"items": {}}}, "$defs": {"x": schema}}):
+        place = "/properties/a" if "$defs" not in parameters else "/$defs/x"
+        wanted = rf"parameters is no JSON schema: '{re.escape(key)}' at {re.escape(place)} is not a "
+        with pytest.raises(InvalidRequest, match=wanted):
+            guide(name, parameters, strict=False)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("parameters", [{"required": 5}, {"properties": {"a": {"enum": [1]}}, "required": [[]]}])
+def test_no_words_of_python_are_shown(name: str, parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="is no JSON schema: a keyword has a value of a wrong type$"):
+        guide(name, parameters)
+
+
+def test_a_schema_that_nests_too_deep_is_refused_in_a_sentence() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    for name in SPELLED:
+        with pytest.raises(InvalidRequest, match="parameters is a schema that nests too deep"):
+            guide(name, {"properties": {"a": schema}})
+
+
+def test_a_value_that_cannot_be_written_is_refused_with_its_place() -> None:
+    parameters = {"properties": {"a": {"type": "array", "items": {"enum": [{"k ": 1}]}}}}
+    with pytest.raises(InvalidRequest, match="the property 'k ' at /properties/a/items,"):
+        guide("gemma4", parameters)
+
+
+@pytest.mark.parametrize("key", ["a>b", "a\nb"])
+def test_a_property_that_tags_cannot_carry_is_left_out_unless_the_tool_is_strict(key: str) -> None:
+    properties = {"a": {"type": "integer"}}
+    parameters = {"properties": properties | {key: {"type": "integer"}}, "required": [key]}
+    assert guide("qwen_xml", parameters, strict=False) == guide("qwen_xml", {"properties": properties}, strict=False)
+    with pytest.raises(InvalidRequest, match="the property .* at /properties,"):
+        guide("qwen_xml", parameters)
+
+
+def test_unions_of_too_many_schemas_in_all_are_refused() -> None:
+    wide = {"anyOf": [{"type": ["string", "null"]} for _ in range(300)]}
+    properties = {f"p{number}": {"$ref": "#/$defs/wide"} for number in range(40)}
+    with pytest.raises(InvalidRequest, match="unions of too many schemas at /properties/p34,"):
+        guide("qwen_xml", {"properties": properties, "$defs": {"wide": wide}})
+    assert guide("qwen_xml", {"properties": properties, "$defs": {"wide": wide}}, strict=False)

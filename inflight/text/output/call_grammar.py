@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,15 @@ from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
-from inflight.text.output.schemas import NotEnforceable
+from inflight.text.output.schemas import NoSchema, NotEnforceable, check_shape
 from inflight.text.output.tools import Tool, ToolChoice
 
 TEXT = "/(?s:.*)/"
 SPACE_RULE = "SPACE: /[ \\n]{1,4}/"
+MOST_BYTES = 4 << 20
+"""The largest grammar in UTF-8, where the deployment sets no smaller limit."""
+_LARGEST_COUNT = 2**31 - 1
+"""The largest number of repetitions that llguidance takes."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Asked:
     """The expression of what opens reasoning at the beginning, so that free text must not begin with it."""
     answer: tuple[str, ...] = ()
     """The rule ``answer`` and what it needs: an answer of a form, which may stand in place of calls."""
+    max_bytes: int = MOST_BYTES
+    """The size in UTF-8 beyond which the grammar is refused."""
 
     def text(self, *words: str, excluded: str = "") -> str:
         """Return the terminal of free text that has none of these words in it, and does not begin with reasoning.
@@ -57,6 +64,33 @@ class Asked:
         patterns += [f"(?s:.*)({'|'.join(map(escape, words))})(?s:.*)"] if words else []
         patterns += [excluded] if excluded else []
         return " & ".join([TEXT, *(f"~/{pattern}/" for pattern in patterns)])
+
+
+class Rules:
+    """The rules of a grammar, which are counted as they come: one that is too large is not made as a whole."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.lines: list[str] = []
+        self._left = self._max_bytes = max_bytes
+        self._once: set[str] = set()
+        self._numbers = itertools.count()
+
+    def number(self) -> int:
+        """Return a number for the name of a rule, which no other rule has."""
+        return next(self._numbers)
+
+    def add(self, rule: str) -> None:
+        """Add a rule. Raises InvalidRequest: the grammar is larger than its limit."""
+        self._left -= len(rule.encode())
+        if self._left < 0:
+            raise InvalidRequest(f"tools need a grammar of more than {self._max_bytes} bytes, which is the limit")
+        self.lines.append(rule)
+
+    def add_once(self, rule: str) -> None:
+        """Add a rule unless this has added it before."""
+        if rule not in self._once:
+            self._once.add(rule)
+            self.add(rule)
 
 
 def asked(tools: Sequence[Tool], choice: ToolChoice, parallel: bool, answer: Guide | None = None) -> Asked | None:
@@ -120,11 +154,13 @@ def escape(text: str) -> str:
 
 
 def counts(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    """Return two bounds of a schema. Raises ValueError: they are no counts."""
-    bounds = schema.get(least, 0), schema.get(most)
-    for bound in bounds:
-        if bound is not None and (type(bound) is not int or bound < 0):
-            raise ValueError(f"{least} and {most} are counts, not {bound!r}")
+    """Return two bounds of a schema. Raises NotEnforceable: nothing is between them, or one is no count."""
+    bounds = schema.get(least) or 0, schema.get(most)
+    for key, bound in zip((least, most), bounds, strict=True):
+        if bound is not None and not (type(bound) is int and 0 <= bound <= _LARGEST_COUNT):
+            raise NotEnforceable(f"{key!r} that is no count up to {_LARGEST_COUNT}")
+    if bounds[1] is not None and bounds[0] > bounds[1]:
+        raise NotEnforceable(f"{least!r} above {most!r}")
     return bounds
 
 
@@ -166,13 +202,18 @@ def field_of_schema(grammar: str, line: int) -> str | None:
 def errors_of(tool: Tool) -> Iterator[None]:
     """Turn errors of a tool's schema, as it becomes a grammar, into InvalidRequest, which names the schema's field."""
     try:
+        check_shape(tool.schema)
         yield
+    except NoSchema as error:
+        raise InvalidRequest(f"{tool.path} is no JSON schema: {error}") from None
     except NotEnforceable as error:
         raise InvalidRequest(
             f"{tool.path} has {error}, which cannot be enforced in the notation in which this model writes calls"
         ) from None
-    except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
-        raise InvalidRequest(f"{tool.path} is no JSON schema: {error}") from None
+    except RecursionError:
+        raise InvalidRequest(f"{tool.path} is a schema that nests too deep") from None
+    except (TypeError, ValueError, AttributeError, LookupError):
+        raise InvalidRequest(f"{tool.path} is no JSON schema: a keyword has a value of a wrong type") from None
 
 
 def start(calls: Asked, called: str, *free: str) -> list[str]:

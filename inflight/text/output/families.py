@@ -77,7 +77,7 @@ class XmlFormat(HermesFormat):
 
     def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls as tags."""
-        parameters = XmlArguments()
+        parameters = XmlArguments(calls.max_bytes)
         end = join(quote("</function>\n"), self.word(END_CALL))
         bodies = [
             join(
@@ -88,7 +88,7 @@ class XmlFormat(HermesFormat):
             for tool in calls.tools
         ]
         shape = Shape("<tool_call>", separator=join(quote("\n"), self.word("<tool_call>")))
-        return calls_behind(calls, shape, bodies, self._special, (FUNCTION,), parameters.rules)
+        return calls_behind(calls, shape, bodies, self._special, (FUNCTION,), parameters.rules.lines)
 
 
 class LlamaFormat(SectionFormat):

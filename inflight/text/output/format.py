@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from inflight.errors import UnsupportedFeature
 from inflight.sampling import Guide
-from inflight.text.output.call_grammar import asked
+from inflight.text.output.call_grammar import MOST_BYTES, asked
 from inflight.text.output.events import ContentDelta, OutputEvent
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool, ToolChoice
@@ -76,6 +76,7 @@ class ChatFormat:
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
+        max_bytes: int = MOST_BYTES,
     ) -> Guide | None:
         """Return what an output must be, by the choice of tools and the form of the answer; None: it may be anything.
 
@@ -87,6 +88,7 @@ class ChatFormat:
             parallel: whether there may be several calls.
             answer: what an answer must be, one that the format ``takes``.
             reasoning: whether the output may begin with reasoning (``may_reason``), which stays free.
+            max_bytes: the size in UTF-8 beyond which a grammar of calls is refused, before all of it is made.
 
         Raises:
             InvalidRequest: the choice names no tool, or a schema has what this format cannot enforce.

@@ -61,12 +61,17 @@ class Gemma4Format(SectionFormat):
 
     def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls."""
-        spelled = Spelled(GEMMA, self.word)
+        spelled = Spelled(GEMMA, self.word, calls.max_bytes)
         bodies = [
             join(quote(f"call:{tool.name}"), spelled.arguments(tool), self.word("<tool_call|>")) for tool in calls.tools
         ]
         return calls_behind(
-            calls, Shape("<|tool_call>", separator=self.word("<|tool_call>")), bodies, self._special, (), spelled.rules
+            calls,
+            Shape("<|tool_call>", separator=self.word("<|tool_call>")),
+            bodies,
+            self._special,
+            (),
+            spelled.rules.lines,
         )
 
 
@@ -156,7 +161,7 @@ class Gemma3Format(SectionFormat):
 
     def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of calls in Python."""
-        spelled = Spelled(PYTHON, quote)
+        spelled = Spelled(PYTHON, quote, calls.max_bytes)
         bodies = [join(quote(tool.name), spelled.arguments(tool)) for tool in calls.tools]
         shape = Shape("```tool_code", quote("\n"), quote("\n"), quote("\n```"))
-        return calls_behind(calls, shape, bodies, self._special, (), spelled.rules)
+        return calls_behind(calls, shape, bodies, self._special, (), spelled.rules.lines)

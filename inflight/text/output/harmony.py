@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from inflight.sampling import Guide
 from inflight.text.output.call_grammar import (
+    MOST_BYTES,
     SPACE_RULE,
     TEXT,
     Asked,
@@ -69,10 +70,11 @@ class HarmonyFormat(SectionFormat):
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
+        max_bytes: int = MOST_BYTES,
     ) -> Guide | None:
         """Return what an output must be: messages, of which the last one is a call or the answer."""
         if answer is None or asked(tools, choice, parallel, answer) is not None:
-            return super().guide(tools, choice, parallel, answer=answer)
+            return super().guide(tools, choice, parallel, answer=answer, max_bytes=max_bytes)
         return self.grammar(Asked((), True, False, answer=answer_rules(answer)))
 
     def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool, has_form: bool) -> Reading[None]:

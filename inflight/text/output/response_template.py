@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import regex
 
 from inflight.sampling import Guide
+from inflight.text.output.call_grammar import MOST_BYTES
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser
 from inflight.text.output.incremental_json import as_json, to_json
@@ -102,9 +103,10 @@ class TemplateFormat(ChatFormat):
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
+        max_bytes: int = MOST_BYTES,
     ) -> Guide | None:
         """Return what an output must be, as the family writes it."""
-        return self._found.guide(tools, choice, parallel, answer=answer, reasoning=reasoning)
+        return self._found.guide(tools, choice, parallel, answer=answer, reasoning=reasoning, max_bytes=max_bytes)
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens that end the reasoning: the description's own where it has one spelling of them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,6 +21,7 @@ _VALUES = frozenset({"enum", "const", "default", "examples"})
 _OF_ROOTS = frozenset({"$id", "$schema"})
 """Keywords that change what references and keywords mean."""
 _SPECIAL = frozenset({"$ref", "$defs", "definitions"}) | _VALUES | _OF_ROOTS
+_DEFINED = re.compile(r"#/(\$defs|definitions)/([^/#%~]+)")
 _COMBINING = ("$ref", "allOf", *UNIONS)
 _KIND_OF = {
     **dict.fromkeys(("minLength", "maxLength"), "string"),
@@ -28,8 +30,33 @@ _KIND_OF = {
 }
 
 
+def _is_type(value: Any) -> bool:
+    return isinstance(value, str | None) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value >= 0)
+
+
+_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "type": (_is_type, "a text or a list of texts"),
+    "enum": (lambda value: isinstance(value, list), "a list"),
+    "$ref": (lambda value: isinstance(value, str), "a text"),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a count")),
+    **dict.fromkeys(("allOf", *UNIONS), (lambda value: isinstance(value, list) and value != [], "a list of schemas")),
+    **dict.fromkeys(
+        ("properties", "$defs", "definitions"), (lambda value: isinstance(value, dict | None), "an object")
+    ),
+}
+"""What the value of a keyword must be, and that in words."""
+
+
 class NotEnforceable(Exception):
     """A schema has what a notation other than JSON cannot enforce; the message is what, and where."""
+
+
+class NoSchema(Exception):
+    """What should be a JSON schema is none; the message says why, and where."""
 
 
 @contextmanager
@@ -39,6 +66,23 @@ def placed(place: str) -> Iterator[None]:
         yield
     except NotEnforceable as error:
         raise NotEnforceable(f"{error} at {place or '/'}") from None
+
+
+def check_shape(schema: dict[str, Any]) -> None:
+    """Check the values of the keywords that notations other than JSON read. Raises NoSchema: one has a wrong type."""
+    left: list[tuple[Any, str]] = [(schema, "")]
+    while left:
+        part, place = left.pop()
+        if not isinstance(part, dict):
+            continue
+        for key, (is_right, wanted) in _SHAPES.items():
+            if key in part and not is_right(part[key]):
+                raise NoSchema(f"{key!r} at {place or '/'} is not {wanted}")
+        for key in part.keys() & {*_COMBINING, "items", "additionalProperties"}:
+            inside = part[key] if isinstance(part[key], list) else [part[key]]
+            left += [(one, f"{place}/{key}") for one in inside]
+        for key in part.keys() & {"properties", "$defs", "definitions"}:
+            left += [(one, f"{place}/{key}/{name}") for name, one in (part[key] or {}).items()]
 
 
 def stated(schema: dict[str, Any]) -> dict[str, Any]:
@@ -177,15 +221,15 @@ def apart(schema: Any, root: dict[str, Any]) -> Any:
     Raises:
         NotEnforceable: a reference names nothing, or the schema changes what references or keywords mean.
     """
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, dict[str, Any]] = {}
     made = _moved(schema, root, definitions)
     if not isinstance(made, dict):
         return made
     draft = {"$schema": root["$schema"]} if "$schema" in root else {}
-    return draft | made | ({"$defs": definitions} if definitions else {})
+    return draft | made | definitions
 
 
-def _moved(part: Any, root: dict[str, Any], definitions: dict[str, Any], *, names: bool = False) -> Any:
+def _moved(part: Any, root: dict[str, Any], definitions: dict[str, dict[str, Any]], *, names: bool = False) -> Any:
     """Return a part of a schema whose references lead to ``definitions``, which gets what they name.
 
     ``names`` says that the keys of the part are names, and no keywords.
@@ -207,14 +251,20 @@ def _moved(part: Any, root: dict[str, Any], definitions: dict[str, Any], *, name
     return made
 
 
-def _defined(reference: Any, root: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Return the reference to the definition of what a reference names, which is made if there is none yet."""
-    if reference not in definitions:
+def _defined(reference: Any, root: dict[str, Any], definitions: dict[str, dict[str, Any]]) -> str:
+    """Return the reference to the definition of what a reference names, which is made if there is none yet.
+
+    What the schema defines keeps its name; anything else is called as the reference to it.
+    """
+    own = _DEFINED.fullmatch(reference)
+    place, name = (own[1], own[2]) if own else ("$defs", reference)
+    made = definitions.setdefault(place, {})
+    if name not in made:
         if (named := resolve(str(reference), root)) is None:
             raise NotEnforceable(f"$ref {reference!r}, which names nothing here")
-        definitions[reference] = None  # what it names may lead to itself
-        definitions[reference] = _moved(named, root, definitions)
-    return "#/$defs/" + quote(reference.replace("~", "~0").replace("/", "~1"), safe="")
+        made[name] = None  # what it names may lead to itself
+        made[name] = _moved(named, root, definitions)
+    return reference if own else "#/$defs/" + quote(reference.replace("~", "~0").replace("/", "~1"), safe="")
 
 
 def _narrowest(value: Any) -> set[str]:

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inflight.sampling import Guide
-from inflight.text.output.call_grammar import SPACE_RULE, TEXT, Asked, answer_rules, asked, escape, lark, quote
+from inflight.text.output.call_grammar import (
+    MOST_BYTES,
+    SPACE_RULE,
+    TEXT,
+    Asked,
+    answer_rules,
+    asked,
+    escape,
+    lark,
+    quote,
+)
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser, no_tools
 from inflight.text.output.markers import Piece
@@ -112,6 +122,7 @@ class SectionFormat(ChatFormat):
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
+        max_bytes: int = MOST_BYTES,
     ) -> Guide | None:
         """Return what an output must be; a form that is no rule of a grammar leaves no room for reasoning."""
         calls = asked(tools, choice, parallel, answer)
@@ -119,7 +130,7 @@ class SectionFormat(ChatFormat):
         if calls is None:
             rules = answer_rules(answer) if answer is not None and thought else ()
             return lark("start: thought? answer", *rules, *thought, SPACE_RULE) if rules else answer
-        return self.grammar(replace(calls, thought=thought, opening=self._opening))
+        return self.grammar(replace(calls, thought=thought, opening=self._opening, max_bytes=max_bytes))
 
     @property
     def _opening(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.text.output.call_grammar import counts, errors_of, escape, join, quote
+from inflight.text.output.call_grammar import Rules, counts, errors_of, escape, join, quote
 from inflight.text.output.incremental_json import to_json
 from inflight.text.output.schemas import (
     OBJECT,
@@ -66,7 +66,7 @@ PYTHON = Spelling("True", "False", "None", ", ", ": ", '"', _PYTHON_CHARACTER, F
 class Spelled:
     """Makes rules of schemas, one for each place, so that recursive schemas end."""
 
-    def __init__(self, spelling: Spelling, word: Callable[[str], str]) -> None:
+    def __init__(self, spelling: Spelling, word: Callable[[str], str], max_bytes: int) -> None:
         """``word`` makes an item of Lark of a delimiter, which may be a special token."""
         self._spelling = spelling
         self._quote = word(spelling.delimiter)
@@ -74,7 +74,10 @@ class Spelled:
         self._strict = True
         self._root: dict[str, Any] = {}
         self._references: dict[str, str] = {}
-        self.rules: list[str] = list(_RULES)
+        self._has_any = False
+        self.rules = Rules(max_bytes)
+        for rule in _RULES:
+            self.rules.add(rule)
 
     def arguments(self, tool: Tool) -> str:
         """Return the item of a tool's arguments.
@@ -114,8 +117,9 @@ class Spelled:
                 check_known(schema, _KNOWN)
             values = listed(schema, strict=self._strict)
             made = None if values is not None else combination(schema, self._root, strict=self._strict)
+            literals = [self._literal(value) for value in values or ()]
         if values is not None:
-            return self._rule(" | ".join(map(self._literal, values)))
+            return self._rule(" | ".join(literals))
         if made is not None:
             return self._combined(*made, schema, place)
         types = kinds(schema)
@@ -132,7 +136,7 @@ class Spelled:
         spelling = self._spelling
         match kind:
             case "string":
-                return self._string(schema)
+                return self._string(schema, place)
             case "integer" | "number":
                 return kind.upper()
             case "boolean":
@@ -147,21 +151,31 @@ class Spelled:
                 return self._any()
         raise _error(place, f"type {kind!r}")
 
-    def _string(self, schema: dict[str, Any]) -> str:
-        least, most = counts(schema, "minLength", "maxLength")
+    def _counts(self, schema: dict[str, Any], least: str, most: str, place: str) -> tuple[int, int | None]:
+        """Return two bounds of a schema; unless the schema must hold, those that cannot be enforced are left out."""
+        try:
+            with placed(place):
+                return counts(schema, least, most)
+        except NotEnforceable:
+            if self._strict:
+                raise
+            return 0, None
+
+    def _string(self, schema: dict[str, Any], place: str) -> str:
+        least, most = self._counts(schema, "minLength", "maxLength", place)
         size = f"{{{least},{'' if most is None else most}}}" if least or most is not None else "*"
-        name = f"STRING_{len(self.rules)}"
+        name = f"STRING_{self.rules.number()}"
         excluded = (
             ""
             if self._special or self._spelling.delimiter == '"'
             else f" & ~/(?s:.*){escape(self._spelling.delimiter)}(?s:.*)/"
         )
-        self.rules.append(f"{name}: /({self._spelling.character}){size}/{excluded}")
+        self.rules.add(f"{name}: /({self._spelling.character}){size}/{excluded}")
         return join(self._quote, name, self._quote)
 
     def _array(self, schema: dict[str, Any], place: str) -> str:
         item = self._value(schema.get("items", True), f"{place}/items")
-        least, most = counts(schema, "minItems", "maxItems")
+        least, most = self._counts(schema, "minItems", "maxItems", place)
         if most == 0:
             return quote("[]")
         more = f"({quote(self._spelling.comma)} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
@@ -179,7 +193,8 @@ class Spelled:
         entries = []
         for key, one in properties.items():
             value = self._value(one, f"{place}/properties/{key}")
-            entries.append((join(self._key(key, place, top), quote(colon), value), key in required))
+            with placed(place):
+                entries.append((join(self._key(key, top), quote(colon), value), key in required))
         rest = ""
         alternatives: list[str] = []
         comma = quote(self._spelling.comma)
@@ -195,35 +210,32 @@ class Spelled:
     def _entries(self, schema: dict[str, Any], place: str, colon: str, top: bool) -> str:
         """Return the item of the entries of an object whose keys the schema does not name."""
         value = self._value(schema.get("additionalProperties", True), f"{place}/additionalProperties")
-        key = "KEY" if top or self._spelling.bare_keys else self._string({})
+        key = "KEY" if top or self._spelling.bare_keys else self._string({}, place)
         entry = join(key, quote(colon), value)
-        self._add("KEY: /[a-zA-Z_][a-zA-Z0-9_]{0,63}/")
+        self.rules.add_once("KEY: /[a-zA-Z_][a-zA-Z0-9_]{0,63}/")
         return f"({entry} ({quote(self._spelling.comma)} {entry})*)?"
 
     def _any(self) -> str:
-        if "any: " not in "".join(rule[:5] for rule in self.rules):
-            self.rules.append("any: INTEGER")  # its place, for the values inside it
-            at = len(self.rules) - 1
+        if not self._has_any:
+            self._has_any = True  # from here on, for the values inside it
             types = ("string", "number", "boolean", "null", "array", "object")
-            self.rules[at] = "any: " + " | ".join(self._typed(kind, {}, "") for kind in types)
+            self.rules.add("any: " + " | ".join(self._typed(kind, {}, "") for kind in types))
         return "any"
 
     def _reference(self, reference: str, schema: Any) -> str:
         if reference not in self._references:
-            name = self._references[reference] = f"r{len(self.rules)}"
-            self.rules.append("")
-            at = len(self.rules) - 1
-            self.rules[at] = f"{name}: {self._value(schema, reference.removeprefix('#'))}"
+            name = self._references[reference] = f"r{self.rules.number()}"
+            self.rules.add(f"{name}: {self._value(schema, reference.removeprefix('#'))}")
         return self._references[reference]
 
     def _literal(self, value: Any) -> str:
-        """Return the item of one value."""
+        """Return the item of one value. Raises NotEnforceable: it cannot be written."""
         spelling = self._spelling
         if value is None or isinstance(value, bool):
             return quote(spelling.null if value is None else spelling.true if value else spelling.false)
         if isinstance(value, str):
             if spelling.delimiter in value and not self._special and spelling.delimiter != '"':
-                raise _error("", f"the value {value!r}")
+                raise NotEnforceable(f"the value {value!r}")
             text = json.dumps(value, ensure_ascii=False)[1:-1] if spelling.delimiter == '"' else value
             return join(self._quote, quote(text), self._quote)
         if isinstance(value, int | float):
@@ -232,7 +244,7 @@ class Spelled:
         if isinstance(value, list):
             return join(quote("["), comma.join(map(self._literal, value)), quote("]"))
         entries = (
-            join(self._key(key, "", top=False), quote(spelling.colon), self._literal(one)) for key, one in value.items()
+            join(self._key(key, top=False), quote(spelling.colon), self._literal(one)) for key, one in value.items()
         )
         return join(quote("{"), comma.join(entries), quote("}"))
 
@@ -245,24 +257,21 @@ class Spelled:
         """Return what a key may be that has no delimiters; None: it has some."""
         return _BARE_KEY if self._spelling.bare_keys else _PYTHON_KEY if top else None
 
-    def _key(self, key: str, place: str, top: bool) -> str:
+    def _key(self, key: str, top: bool) -> str:
+        """Return the item of a key. Raises NotEnforceable: it cannot be written."""
         pattern = self._pattern(top)
         if pattern is None:
             return self._literal(key)
         if not pattern.fullmatch(key):
-            raise _error(place, f"the property {key!r}")
+            raise NotEnforceable(f"the property {key!r}")
         return quote(key)
 
     def _rule(self, items: str) -> str:
         if not items or re.fullmatch(r"\w+", items):
             return items
-        name = f"r{len(self.rules)}"
-        self.rules.append(f"{name}: {items}")
+        name = f"r{self.rules.number()}"
+        self.rules.add(f"{name}: {items}")
         return name
-
-    def _add(self, rule: str) -> None:
-        if rule not in self.rules:
-            self.rules.append(rule)
 
 
 def _error(place: str, what: str) -> NotEnforceable:

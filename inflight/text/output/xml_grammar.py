@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from inflight.text.output.call_grammar import TEXT, counts, errors_of, join, json_schema, quote, rule_of_schema
+from inflight.text.output.call_grammar import TEXT, Rules, counts, errors_of, join, json_schema, quote, rule_of_schema
 from inflight.text.output.incremental_json import to_json
 from inflight.text.output.schemas import (
     NotEnforceable,
@@ -25,7 +26,9 @@ from inflight.text.output.xml_calls import END_CALL, convert
 
 _END, _END_FUNCTION = "</parameter>", "</function>"
 _SIZES = frozenset({"type", "minLength", "maxLength"})
-_DEEPEST = 32
+_MOST_SEEN = 10_000
+"""The schemas that the unions of one tool may have; each property counts those that its references lead to."""
+_NAME = re.compile(r"[^>\n]*")
 _FREE = rf"{TEXT} & ~/(?s:.*){_END}(?s:.*)/ & ~/(?s:.*){_END_FUNCTION}[ \t\r\n]*{END_CALL}(?s:.*)/".replace(
     "</", "<\\/"
 )
@@ -35,8 +38,10 @@ _FREE = rf"{TEXT} & ~/(?s:.*){_END}(?s:.*)/ & ~/(?s:.*){_END_FUNCTION}[ \t\r\n]*
 class XmlArguments:
     """Makes the items and rules of the parameters of tools."""
 
-    def __init__(self) -> None:
-        self.rules: list[str] = []
+    def __init__(self, max_bytes: int) -> None:
+        self.rules = Rules(max_bytes)
+        self._json_rules: dict[str, str] = {}
+        self._seen = 0
 
     def arguments(self, tool: Tool) -> str:
         """Return the items of a tool's parameters, in the order of its schema.
@@ -44,12 +49,13 @@ class XmlArguments:
         Raises:
             InvalidRequest: the schema has what tags cannot enforce; if the tool is not strict, that is left out.
         """
+        self._json_rules, self._seen = {}, 0
         with errors_of(tool):
             return self._parameters(tool)
 
     def _parameters(self, tool: Tool) -> str:
         schema = tool.schema
-        properties = schema.get("properties") or {}
+        properties = [key for key in schema.get("properties") or {} if tool.strict or _NAME.fullmatch(key)]
         required = set(schema.get("required") or ())
         if tool.strict:
             with placed("/"):
@@ -68,11 +74,11 @@ class XmlArguments:
             if "additionalProperties" in tool.schema:
                 raise NotEnforceable("'additionalProperties' without 'properties' at /")
             return ""
-        self.rules += [rule for rule in ("KEY: /[^>\\n]{1,64}/",) if rule not in self.rules]
+        self.rules.add_once("KEY: /[^>\\n]{1,64}/")
         return join("(", quote("<parameter="), "KEY", quote(">\n"), self._text({}), ")*")
 
     def _parameter(self, tool: Tool, key: str) -> str:
-        if ">" in key or "\n" in key:
+        if not _NAME.fullmatch(key):
             raise NotEnforceable(f"the property {key!r} at /properties")
         try:
             with placed(f"/properties/{key}"):
@@ -90,10 +96,16 @@ class XmlArguments:
         types = schema_types(schema, root)
         closing = quote(f"\n{_END}\n")
         if "string" not in types:
-            return join(self._json(apart(schema, root), field), closing)
-        leaves = _leaves(schema, root, strict)
-        texts = [leaf for leaf in leaves if "enum" not in leaf and "string" in kinds(leaf)]
-        others = [leaf for leaf in leaves if leaf not in texts]
+            return join(self._json(schema, root, field), closing)
+        if self._seen > _MOST_SEEN:
+            raise NotEnforceable("unions of too many schemas")
+        seen: set[int] = set()
+        leaves = _leaves(schema, root, strict, seen)
+        self._seen += len(seen)
+        if not leaves:
+            raise NotEnforceable("'$ref' in a circle")
+        texts = [leaf for leaf in leaves if _is_text(leaf)]
+        others = [leaf for leaf in leaves if not _is_text(leaf)]
         if not texts:
             items = (_listed(leaf, types) if "enum" in leaf else self._simple(leaf, root, field) for leaf in others)
             return f"({' | '.join(items)}) {closing}"
@@ -108,36 +120,46 @@ class XmlArguments:
         """Return the item of a schema beside texts that are listed."""
         if leaf["type"] in ("array", "object"):
             raise NotEnforceable(f"type {leaf['type']!r} beside 'enum'")
-        return self._json(apart(leaf, root), field)
+        return self._json(leaf, root, field)
 
-    def _json(self, schema: Any, field: str) -> str:
-        """Return the item of JSON that follows a schema, which the request has in ``field``."""
-        name = f"json_{len(self.rules)}"
-        self.rules.append(rule_of_schema(f"{name}: {json_schema(schema)}", field))
-        return name
+    def _json(self, schema: Any, root: dict[str, Any], field: str) -> str:
+        """Return the item of JSON that follows a schema, which the request has in ``field``; equal ones share it."""
+        written = json.dumps(schema)
+        if written not in self._json_rules:
+            name = self._json_rules[written] = f"json_{self.rules.number()}"
+            self.rules.add(rule_of_schema(f"{name}: {json_schema(apart(schema, root))}", field))
+        return self._json_rules[written]
 
     def _text(self, schema: dict[str, Any]) -> str:
         """Return the item of a text that ends at the first closing tag."""
-        number = len(self.rules)
         least, most = counts(schema, "minLength", "maxLength")
+        number = self.rules.number()
         size = f" & /(?s:.){{{least},{'' if most is None else most}}}/" if least or most is not None else ""
         closing = quote(f"\n{_END}\n")
-        self.rules.append(f"TEXT_{number}: {_FREE}{size}")
-        self.rules.append(f"text_{number}[lazy]: TEXT_{number} {closing}")
+        self.rules.add(f"TEXT_{number}: {_FREE}{size}")
+        self.rules.add(f"text_{number}[lazy]: TEXT_{number} {closing}")
         return f"text_{number}"
 
 
-def _leaves(schema: Any, root: dict[str, Any], strict: bool, depth: int = 0) -> list[dict[str, Any]]:
-    """Return the schemas that a schema is a union of: each lists values as ``enum``, or is of one type."""
-    if depth > _DEEPEST:
-        raise NotEnforceable("schemas in a circle")
+def _leaves(schema: Any, root: dict[str, Any], strict: bool, seen: set[int]) -> list[dict[str, Any]]:
+    """Return the schemas that a schema is a union of: each lists values as ``enum``, or is of one type.
+
+    Those that have been ``seen``, by their ``id``, add nothing to the union.
+    """
     if not isinstance(schema, dict) or not stated(schema):
         return [{"type": "string"}]
+    if id(schema) in seen:
+        return []
+    seen.add(id(schema))
     if (values := listed(schema, strict=strict)) is not None:
         return [{"enum": values}]
     if (made := combination(schema, root, strict=strict)) is not None:
-        return [leaf for member in made[1] for leaf in _leaves(member, root, strict, depth + 1)]
+        return [leaf for member in made[1] for leaf in _leaves(member, root, strict, seen)]
     return [{**stated(schema), "type": kind} for kind in kinds(schema) or ["string"]]
+
+
+def _is_text(leaf: dict[str, Any]) -> bool:
+    return "enum" not in leaf and "string" in kinds(leaf)
 
 
 def _check_beside_text(leaf: dict[str, Any]) -> None:

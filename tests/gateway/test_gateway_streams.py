@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -19,7 +18,7 @@ from inflight.gateway.app import Served
 from inflight.gateway.errors import ApiError
 from inflight.gateway.preparing import prepared
 from inflight.gateway.sse import DONE, EventStream, event, while_connected
-from tests.gateway.support.gateways import Inside, inside, until
+from tests.gateway.support.gateways import Inside, inside, rest_of, until
 
 PENDING = 64 << 10
 
@@ -106,15 +105,6 @@ def _connect(running: Inside, path: str, body: dict[str, Any], receive_bytes: in
     return connection
 
 
-def _rest(connection: socket.socket) -> bytes:
-    """Return what comes until the connection ends."""
-    answer = b""
-    with suppress(ConnectionError):
-        while more := connection.recv(65536):
-            answer += more
-    return answer
-
-
 def test_events_come_as_they_are_made(running: Inside, work: Work) -> None:
     """Each is made when the one before has come."""
     work.allowed = 1
@@ -193,7 +183,7 @@ def test_a_client_that_does_not_read_is_disconnected(hasty: Inside, work: Work) 
     until(lambda: hasty.gateway.load.running == 0)
     with hasty.client() as client:
         assert 'inflight_gateway_slow_clients_total{route="/stream"} 1.0' in client.get("/metrics").text
-    assert not _rest(connection).endswith(b"0\r\n\r\n"), "it can see that this is not the end"
+    assert not rest_of(connection).endswith(b"0\r\n\r\n"), "it can see that this is not the end"
     connection.close()
 
 

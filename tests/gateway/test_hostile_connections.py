@@ -17,7 +17,7 @@ from starlette.responses import Response
 from inflight.gateway import middleware
 from inflight.gateway.app import Served
 from inflight.gateway.middleware import MOST_BODIES, SMALL_BODY
-from tests.gateway.support.gateways import Held, Inside, inside, until
+from tests.gateway.support.gateways import Held, Inside, drips, inside, rest_of, until
 from tests.gateway.test_limits import SLEEP
 
 PATIENCE_S = 30
@@ -48,15 +48,6 @@ def _connect(running: Inside) -> socket.socket:
     return connection
 
 
-def _rest(connection: socket.socket) -> bytes:
-    """Return what comes until the connection ends, which it must."""
-    answer = b""
-    with suppress(ConnectionError):
-        while more := connection.recv(1 << 20):
-            answer += more
-    return answer
-
-
 def _answer(connection: socket.socket) -> bytes:
     """Return one answer, which says its length; the connection goes on. It is shorter where the connection ends."""
     head = b""
@@ -77,17 +68,6 @@ def _send(connection: socket.socket, *parts: bytes) -> None:
     with suppress(ConnectionError):
         for part in parts:
             connection.sendall(part)
-
-
-def _drips(running: Inside, connection: socket.socket) -> int:
-    """Send a byte each second, for as long as the server takes them; return how many it took, out of many."""
-    drips = 0
-    with suppress(ConnectionError):
-        while drips < 10 * PATIENCE_S:
-            running.advance(1)
-            connection.sendall(b" ")
-            drips += 1
-    return drips
 
 
 def _get(path: str, *headers: str) -> bytes:
@@ -115,7 +95,7 @@ def _status(answer: bytes) -> int:
 def test_what_is_beside_a_body_in_chunks_is_bounded(small: Inside, behind: list[bytes]) -> None:
     with closing(_connect(small)) as connection:
         _send(connection, _post("transfer-encoding: chunked"), b"2\r\n{}\r\n", *behind)
-        answer = _rest(connection)
+        answer = rest_of(connection)
     assert _status(answer) == 431
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
     until(lambda: small.gateway.load.running == 0)
@@ -142,7 +122,7 @@ def test_what_comes_behind_a_request_does_not_cut_its_answer(small: Inside, stra
         if stray.isspace():
             until(lambda: small.gateway.load.running == 1)
         small.advance(2 * PATIENCE_S)
-        assert _status(_rest(connection)) == (200 if stray.isspace() else 400)
+        assert _status(rest_of(connection)) == (200 if stray.isspace() else 400)
 
 
 @pytest.mark.parametrize("stray", [b"\r\n", b"x"])
@@ -161,15 +141,15 @@ def test_a_body_that_drips_ends_in_time(small: Inside, monkeypatch: pytest.Monke
     with closing(_connect(small)) as connection:
         _send(connection, _post("content-length: 1000"))
         until(lambda: small.gateway.load.running == 1)
-        assert _drips(small, connection) < 2 * PATIENCE_S
-        assert _status(_rest(connection)) == 408
+        assert drips(small, connection, b" ", 10 * PATIENCE_S) < 2 * PATIENCE_S
+        assert _status(rest_of(connection)) == 408
 
 
 def test_the_rest_of_a_body_that_was_refused_may_not_drip(small: Inside) -> None:
     with closing(_connect(small)) as connection:
         _send(connection, _post("content-length: 5000"))
-        assert _drips(small, connection) < 2 * PATIENCE_S
-        assert _status(_rest(connection)) == 413
+        assert drips(small, connection, b" ", 10 * PATIENCE_S) < 2 * PATIENCE_S
+        assert _status(rest_of(connection)) == 413
 
 
 def test_an_answer_has_its_own_time_to_be_taken() -> None:
@@ -201,7 +181,7 @@ def test_an_unread_answer_does_not_keep_the_place_of_the_next(small: Inside) -> 
         until(lambda: small.gateway.load.running == 1)
         small.advance(PATIENCE_S)
         until(lambda: small.gateway.load.running == 0)
-        assert len(_rest(connection)) < BIG
+        assert len(rest_of(connection)) < BIG
 
 
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket", "TLS/1.0"])
@@ -214,7 +194,7 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Ins
             _send(connection, _post(offer, f"content-length: {len(body)}"), body)
             assert _status(_answer(connection)) == 200
         _send(connection, _get("/v1/models", offer, "connection: close"))
-        assert _status(_rest(connection)) == 200
+        assert _status(rest_of(connection)) == 200
 
 
 def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> None:
@@ -223,13 +203,13 @@ def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> Non
         _send(busy, _get("/held", "connection: close"))
         until(lambda: running.gateway.load.running == 1)
         others = [_connect(running) for _ in range(20)]
-        assert [_rest(one) for one in others[:-2]] == [b""] * 18
+        assert [rest_of(one) for one in others[:-2]] == [b""] * 18
         for one in others[-2:]:
             _send(one, _get("/v1/models", "connection: close"))
-            assert _status(_rest(one)) == 200
+            assert _status(rest_of(one)) == 200
             one.close()
         held.free.set()
-        assert _status(_rest(busy)) == 200
+        assert _status(rest_of(busy)) == 200
 
 
 def test_a_connection_whose_answer_is_still_read_is_not_idle() -> None:
@@ -239,7 +219,7 @@ def test_a_connection_whose_answer_is_still_read_is_not_idle() -> None:
         assert reader.recv(1)
         until(lambda: running.gateway.load.running == 0)  # the answer is made, and waits for its client
         others = [_connect(running) for _ in range(20)]
-        assert [_rest(one) for one in others[:-2]] == [b""] * 18
+        assert [rest_of(one) for one in others[:-2]] == [b""] * 18
         assert len(_answer(reader)) >= BIG
         for one in others:
             one.close()
@@ -274,7 +254,7 @@ def test_bodies_that_do_not_end_make_room_for_others(roomy: Inside) -> None:
         # Those that wait become slower with each second; only where the machine stands still is another body slower.
         until(lambda: client.post("/tokenize", json={"prompt": prompt}).status_code == 200)
         assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
-    answers = [_rest(one) for one in waiting[:2]]
+    answers = [rest_of(one) for one in waiting[:2]]
     for one in waiting:
         one.close()
     for answer in answers:
@@ -306,6 +286,6 @@ def test_a_body_in_many_parts_is_read_whole(roomy: Inside) -> None:
     parts = [chunks[place : place + 7] for place in range(0, len(chunks), 7)]
     with closing(_connect(roomy)) as connection:
         _send(connection, _post("transfer-encoding: chunked", "connection: close"), *parts)
-        answer = _rest(connection)
+        answer = rest_of(connection)
     with roomy.client() as client:
         assert json.loads(answer.partition(b"\r\n\r\n")[2]) == client.post("/tokenize", json=json.loads(body)).json()

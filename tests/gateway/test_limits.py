@@ -24,7 +24,7 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.load import Load
 from inflight.gateway.protocol import MOST_HEAD_BYTES
 from inflight.gateway.sse import EventStream, event
-from tests.gateway.support.gateways import Held, Inside, inside, until
+from tests.gateway.support.gateways import Held, Inside, drips, inside, rest_of, until
 
 LIMIT = 4096
 PATIENCE_S = 30
@@ -68,16 +68,7 @@ def _ask(running: Inside, *parts: bytes) -> bytes:
         with suppress(ConnectionError):
             for part in parts:
                 connection.sendall(part)
-        return _rest(connection)
-
-
-def _rest(connection: socket.socket) -> bytes:
-    """Return all that comes until the connection ends, which it must."""
-    answer = b""
-    with suppress(ConnectionError):
-        while more := connection.recv(65536):
-            answer += more
-    return answer
+        return rest_of(connection)
 
 
 def _post(*headers: str, path: str = "/tokenize") -> bytes:
@@ -130,7 +121,7 @@ def test_a_body_that_does_not_come_ends_in_time(small: Inside) -> None:
         small.advance(0.6 * PATIENCE_S)
         assert small.gateway.load.running == 1
         small.advance(0.6 * PATIENCE_S)
-        assert _code(_rest(connection)) == (408, "request_timeout")
+        assert _code(rest_of(connection)) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /v1/models HTTP/1.1\r\n", b"GET"])
@@ -143,7 +134,7 @@ def test_a_head_that_does_not_come_ends_in_time(small: Inside, first: bytes) -> 
         small.advance(0)
         assert _open(small) - others
         small.advance(0.6 * PATIENCE_S)
-        assert _rest(connection) == b""
+        assert rest_of(connection) == b""
 
 
 def _open(running: Inside) -> set[Any]:
@@ -154,14 +145,8 @@ def _open(running: Inside) -> set[Any]:
 def test_a_head_that_drips_ends_in_time(small: Inside) -> None:
     with _connect(small) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")
-        drips = 0
-        with suppress(ConnectionError):
-            while drips < 10 * PATIENCE_S:
-                small.advance(1)
-                connection.sendall(b"x-a: b\r\n")
-                drips += 1
-        assert drips < 2 * PATIENCE_S
-        assert _rest(connection) == b""
+        assert drips(small, connection, b"x-a: b\r\n", 10 * PATIENCE_S) < 2 * PATIENCE_S
+        assert rest_of(connection) == b""
 
 
 @pytest.mark.parametrize("line", [b"x-a: %s\r\n", b"x-%s: a\r\n"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,23 @@ def until(condition: Any, timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not come to hold"
         time.sleep(0.02)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Return all that comes until the connection ends, which it must."""
+    answer = b""
+    with suppress(ConnectionError):
+        while more := connection.recv(65536):
+            answer += more
+    return answer
+
+
+def drips(running: Inside, connection: socket.socket, drop: bytes, most: int) -> int:
+    """Send a drop each second of the server's clock; return how many of at most ``most`` it took."""
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < most:
+            running.advance(1)
+            connection.sendall(drop)
+            sent += 1
+    return sent

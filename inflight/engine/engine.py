@@ -171,9 +171,13 @@ class Engine:
             request.arrival_ns = time.time_ns()
         stops = sampling.stop_strings
         limit = StopTextLimit(self._tokenizer, stops) if self._tokenizer and stops else None
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        request.seed = seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         aging_ns = self._config.priority_aging_ns
         sequence = Sequence(request, next(self._orders), seed, self._runner.max_length, limit, aging_ns)
+        if (error := sequence.resume()) is not None:
+            self._outputs.append(Output(request.key, error=error))
+            return
+        self.stats.resumed_requests += bool(request.resumed_ids)
         if sampling.beam_width > 1:
             self._searches[request.key] = BeamGroup(sequence)
         self._sequences[request.key] = sequence

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import NamedTuple
@@ -74,6 +75,12 @@ class Request:
     """The seed of its random numbers, which an engine that samples sets when the request is submitted."""
     resumed_text_limit: int | None = None
     """With stop strings: how many characters of the text of ``resumed_ids`` could be shown; set then too."""
+
+    def begin(self) -> int:
+        """Set when it was submitted, unless that is known, and its seed, which is drawn unless it asks for one."""
+        self.arrival_ns = self.arrival_ns or time.time_ns()
+        self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
+        return self.seed
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ METRICS = (
     DoorMetric("inflight_door_connections", "Open connections", "envoy_http_downstream_cx_active", (_PROTOCOL,), _HTTP),
     DoorMetric(
         "inflight_door_server_answers_total",
-        "Answers of each server by their status; an A/B comparison's second deployment is variant_http and variant_grpc",
+        "Answers of each server by their status; the second deployment of A/B is variant_http and variant_grpc",
         "envoy_cluster_upstream_rq",
         (_SERVER, ("envoy_response_code", "code")),
     ),
@@ -93,7 +93,6 @@ def _summed(one: DoorMetric, series: list[tuple[dict[str, str], float]]) -> dict
 
 def _family(one: DoorMetric, values: dict[str, float]) -> str:
     lines = [f"# HELP {one.name} {one.help}", f"# TYPE {one.name} {one.kind}"]
-    lines += [
-        f"{one.name}{{{labels}}} {value:g}" if labels else f"{one.name} {value:g}" for labels, value in values.items()
-    ]
+    for labels, value in values.items():
+        lines.append(f"{one.name}{{{labels}}} {value:.15g}" if labels else f"{one.name} {value:.15g}")
     return "\n".join(lines) + "\n"

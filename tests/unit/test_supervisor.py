@@ -22,10 +22,11 @@ from inflight.serve import command
 from inflight.serve import supervisor as module
 from inflight.serve.command import StopSignals
 from inflight.serve.log import UNKNOWN
-from inflight.serve.server import PAUSES_S, WELL_S, Restarts
+from inflight.serve.restarts import PAUSES_S, WELL_S, Restarts
 from inflight.serve.supervisor import Supervisor
 from inflight.serve.vitals import End
-from inflight.settings.deployment import ServerSettings, load_deployment
+from inflight.settings.deployment import load_deployment
+from inflight.settings.server import ServerSettings
 
 DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL", killed=True)
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "docker/requirements"
 UV = "uv==0.13.9"
 TOOLS = LOCKS / "tools.in"
-SERVER = ("engine",)
+SERVER = ("engine", "door")
 """The optional dependencies of the image of the profile ``cpu``, beside Triton: of its wheel only the server is used,
 so what its Python package needs is left out."""
 REPORTS = "matplotlib"

@@ -32,7 +32,7 @@ ARG PIP_FIND_LINKS
 ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 COPY docker docker
 RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
- && export PIP_REQUIRE_HASHES=1 PIP_ONLY_BINARY=:all: \
+ && export PIP_REQUIRE_HASHES=1 PIP_NO_DEPS=1 PIP_ONLY_BINARY=:all: \
  && python3 -m venv /opt/tools \
  && /opt/tools/bin/pip install --requirement docker/requirements/tools.txt \
  && python3 -m venv --without-pip /opt/inflight/.venv \
@@ -66,8 +66,8 @@ CMD ["deployments/demo"]
 # What locust needs besides, in a folder of its own: the layers of the image `cpu` are shared.
 FROM build AS build-load
 RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
- && PIP_REQUIRE_HASHES=1 PIP_ONLY_BINARY=:all: /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 install \
-    --no-deps --target /opt/load --requirement docker/requirements/load.txt \
+ && PIP_REQUIRE_HASHES=1 PIP_NO_DEPS=1 PIP_ONLY_BINARY=:all: /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 install \
+    --target /opt/load --requirement docker/requirements/load.txt \
  && python3 docker/trim.py /opt/load
 
 FROM cpu AS load

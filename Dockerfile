@@ -20,28 +20,36 @@ RUN if [ -n "${EXTRA_CA_BUNDLE}" ]; then \
  && useradd --uid 10001 --home-dir /var/cache/inflight inflight \
  && install --directory --mode 1777 --owner inflight /var/cache/inflight
 
-# The packages, with the kernels of the CPU's step, and the list of all that is in the image.
+# The kernels of the CPU's step.
+FROM ${BASE_IMAGE} AS build-native
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ python3
+COPY native /opt/build/native
+RUN python3 /opt/build/native/build.py
+
+# The packages, and the list of all that is in the image.
 FROM system AS build
 RUN dpkg-query --show --showformat '${Package} ${Version} ${Architecture}\n' >/opt/system-packages.txt \
- && apt-get update && apt-get install --yes --no-install-recommends g++ python3-venv
+ && apt-get update && apt-get install --yes --no-install-recommends binutils python3-venv
 WORKDIR /opt/build
 # A company's package index and wheel directory can take the public ones' place.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-COPY docker docker
+COPY docker/requirements docker/requirements
+COPY docker/trim.py docker/
 RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
  && export PIP_REQUIRE_HASHES=1 PIP_NO_DEPS=1 PIP_ONLY_BINARY=:all: \
  && python3 -m venv /opt/tools \
  && /opt/tools/bin/pip install --requirement docker/requirements/tools.txt \
  && python3 -m venv --without-pip /opt/inflight/.venv \
- && /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 install --requirement docker/requirements/server.txt \
+ && /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 install --no-compile \
+    --requirement docker/requirements/server.txt \
  && python3 docker/trim.py /opt/inflight/.venv/lib/python3*/site-packages \
- && strip --strip-unneeded /opt/inflight/.venv/lib/python3*/site-packages/torch/lib/*.so
-COPY native native
-RUN python3 native/build.py
+ && strip --strip-unneeded /opt/inflight/.venv/lib/python3*/site-packages/torch/lib/*.so \
+ && /opt/inflight/.venv/bin/python3 -m compileall -q -j 0 /opt/inflight/.venv/lib/python3*/site-packages
 COPY . .
+COPY --from=build-native /opt/build/inflight/engine/native/libinflight_step.so inflight/engine/native/
 RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
  && /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 install --no-index --no-deps /opt/wheel/*.whl \
  && /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/python.cdx.json \
@@ -60,14 +68,14 @@ EXPOSE 8000 8001 8002 8080
 HEALTHCHECK --interval=5s --timeout=3s --start-period=1h --retries=3 \
     CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8000/v2/health/ready')"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0"]
+ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--door"]
 CMD ["deployments/demo"]
 
 # What locust needs besides, in a folder of its own: the layers of the image `cpu` are shared.
 FROM build AS build-load
 RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
- && PIP_REQUIRE_HASHES=1 PIP_NO_DEPS=1 PIP_ONLY_BINARY=:all: /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 install \
-    --target /opt/load --requirement docker/requirements/load.txt \
+ && PIP_REQUIRE_HASHES=1 PIP_NO_DEPS=1 PIP_ONLY_BINARY=:all: /opt/tools/bin/pip --python /opt/inflight/.venv/bin/python3 \
+    install --target /opt/load --requirement docker/requirements/load.txt \
  && python3 docker/trim.py /opt/load
 
 FROM cpu AS load
@@ -97,7 +105,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/inflight
 COPY . .
-COPY --from=build /opt/build/inflight/engine/native/libinflight_step.so inflight/engine/native/
+COPY --from=build-native /opt/build/inflight/engine/native/libinflight_step.so inflight/engine/native/
 RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
  && if [ -n "${EXTRA_CA_BUNDLE}" ]; then \
       cp "${EXTRA_CA_BUNDLE}" /usr/local/share/ca-certificates/extra.crt && update-ca-certificates \
@@ -126,5 +134,5 @@ EXPOSE 8000 8001 8002 8080
 HEALTHCHECK --interval=5s --timeout=3s --start-period=1h --retries=3 \
     CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8000/v2/health/ready')"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0"]
+ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--door"]
 CMD ["deployments/demo"]

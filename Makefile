@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,door,load,build,dev
 
-.PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test image-locks gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -84,6 +84,12 @@ contract:
 	$(SETUP)
 	$(BIN)/python scripts/write_pbtxt.py model_repository
 	$(BIN)/python scripts/write_reference.py docs
+
+# The packages of the images with their hashes, after a change of pyproject.toml or constraints.txt. TORCH is a folder or
+# an index page with the CPU build of PyTorch.
+TORCH ?= https://download.pytorch.org/whl/cpu/torch/
+image-locks:
+	@$(PYTHON) scripts/lock_images.py --torch $(TORCH)
 
 # make dashboards RUNBOOKS=https://wiki.example/runbooks
 dashboards:

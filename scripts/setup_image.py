@@ -29,7 +29,8 @@ def main() -> None:
     frozen = _output(*_PIP, "list", "--format=freeze")
     there = {_name(line) for line in frozen.splitlines()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["engine"]]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["engine"], *extras["door"]]
     missing = [_without_version(one) for one in needed if _name(one) not in there]
     if missing and not _install_what_fits(missing, frozen, there):
         # Such as gRPC's client beside a newer protobuf than it allows, with which it works.

@@ -6,6 +6,7 @@ EXTRA_CA_BUNDLE are passed on to the build, for machines that reach the public r
 
 from __future__ import annotations
 
+import csv
 import re
 import time
 from collections.abc import Iterator
@@ -54,6 +55,17 @@ def test_it_runs_without_privileges(container: str) -> None:
     assert "Read-only file system" in failed or "Permission denied" in failed
     assert "writable" in run("docker", "exec", container, "sh", "-c", "touch ~/x && echo writable")
     assert re.search(r"CapEff:\s+0{16}", run("docker", "exec", container, "grep", "CapEff", "/proc/self/status"))
+
+
+def test_the_profile_load_measures_it(container: str) -> None:
+    wait_healthy(container, 300)
+    load = (*compose_command(), "--profile", "load")
+    settings = {"USERS": "2", "RUN_TIME": "5s", "SCENARIO": "smoke"}
+    run(*load, "build", "load")
+    run(*load, "run", "--rm", "load", **settings)
+    lines = run(*load, "run", "--rm", "--entrypoint", "cat", "load", "/results/load_stats.csv").splitlines()
+    [total] = [row for row in csv.DictReader(lines) if row["Name"] == "Aggregated"]
+    assert int(total["Request Count"]) > 0 == int(total["Failure Count"])
 
 
 def test_it_stops_quickly_and_leaves_nothing(container: str) -> None:

@@ -95,7 +95,7 @@ class Profile:
         del gpu["deploy"], gpu["build"], gpu["profiles"]
         if subprocess.run(["prlimit", "--memlock=unlimited", "true"], capture_output=True).returncode:
             del gpu["ulimits"]["memlock"]  # a Docker engine of this user may not raise the limit either
-        names = {"networks": {"default": None}, "volumes": {"caches": None}}
+        names = {"networks": {"default": None}, "volumes": {"caches": None, "engines": None}}
         self._file.write_text(yaml.safe_dump({"services": {"gpu": gpu}} | names))
         self.compose("up", "-d")
         container = self.compose("ps", "-q").strip().splitlines()[-1]

@@ -1,6 +1,10 @@
-"""The image of the profile ``cpu`` builds, beside the other tests: those of ``test_compose`` find its layers ready."""
+"""The image of the profile ``cpu`` builds, and has what it needs and no more; the other tests find its layers ready."""
 
 from __future__ import annotations
+
+import json
+import re
+from urllib.parse import unquote
 
 import pytest
 
@@ -14,14 +18,72 @@ pytestmark = [
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]
 
+MOST_BYTES = 1_200_000_000
+IMPORTS_EVERYTHING = """
+import importlib, pkgutil, inflight
+absent = {"triton", "triton_python_backend_utils", "matplotlib", "transformers", "modelopt", "scipy", "pynvml"}
+for module in pkgutil.walk_packages(inflight.__path__, "inflight."):
+    if module.name.endswith(("__main__", "libinflight_step")):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        assert error.name in absent, (module.name, error.name)
+"""
+LISTS_PACKAGES = """
+from importlib.metadata import distributions
+for one in distributions():
+    print(one.metadata["Name"] + " " + one.version)
+"""
 
-def test_the_image_builds() -> None:
+
+@pytest.fixture(scope="module")
+def image() -> str:
     compose("build")
-    assert run("docker", "image", "inspect", "--format", "{{.Config.User}}", "inflight:cpu").strip() == "inflight"
+    return "inflight:cpu"
 
 
-def test_the_image_has_the_native_step() -> None:
-    """Though it has no compiler."""
+def _shell(image: str, command: str, user: str = "root") -> str:
+    return run("docker", "run", "--rm", "--user", user, "--network", "none", "--entrypoint", "sh", image, "-c", command)
+
+
+def test_it_is_small_and_runs_as_an_ordinary_user(image: str) -> None:
+    about = json.loads(run("docker", "image", "inspect", image))[0]
+    assert about["Config"]["User"] == "inflight"
+    assert about["Size"] < MOST_BYTES
+
+
+def test_it_has_the_native_step_and_nothing_that_builds(image: str) -> None:
     program = "from inflight.engine.native.bindings import load_library; print(load_library().inflight_abi())"
-    container = ["docker", "run", "--rm", "--entrypoint", "sh", "inflight:cpu", "-c"]
-    assert run(*container, f"! command -v g++ && python3 -c '{program}'").split() == [str(ABI)]
+    assert _shell(image, f"python3 -c '{program}'").split() == [str(ABI)]
+    tools = "gcc g++ cc c++ clang ld as make cmake pip pip3 protoc git curl wget"
+    assert _shell(image, f"for tool in {tools}; do command -v $tool; done; true").split() == []
+    found = _shell(image, "find / -xdev \\( -name '*.h' -o -name '*.hpp' -o -name '*.a' -o -name 'pip' \\) -print")
+    assert found.split() == []
+
+
+def test_every_module_finds_what_it_imports(image: str) -> None:
+    """Though tests, headers and more are removed from the packages."""
+    run("docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", IMPORTS_EVERYTHING)
+
+
+def test_the_bill_of_materials_lists_every_package(image: str) -> None:
+    document = json.loads(_shell(image, "cat /opt/inflight/sbom.cdx.json"))
+    assert document["bomFormat"] == "CycloneDX"
+    urls = [one["purl"].partition("?")[0] for one in document["components"]]
+    assert len(urls) == len(set(urls))
+    debian = _shell(image, "dpkg-query --show --showformat '${Package} ${Version}\\n'").splitlines()
+    python = run("docker", "run", "--rm", "--entrypoint", "python3", image, "-c", LISTS_PACKAGES).splitlines()
+    assert {_line(url) for url in urls if url.startswith("pkg:deb/")} == set(debian)
+    assert {_line(url) for url in urls if url.startswith("pkg:pypi/")} == {_normal(line) for line in python}
+
+
+def _line(url: str) -> str:
+    """Return ``name version`` of a package's URL."""
+    name, _, version = url.rpartition("/")[2].partition("@")
+    return unquote(f"{name} {version}")
+
+
+def _normal(line: str) -> str:
+    name, version = line.split()
+    return re.sub(r"[-_.]+", "-", name).lower() + f" {version}"

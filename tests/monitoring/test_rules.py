@@ -225,7 +225,7 @@ def test_runbooks_may_lie_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="docker-compose is not installed")
-@each_row("profile", ["cpu", "gpu"])
+@each_row("profile", ["cpu", "gpu", "replicas"])
 def test_compose_accepts_the_monitors_beside_a_server(profile: str) -> None:
     command = ["docker-compose", "--profile", profile, "--profile", "monitoring", "config", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -237,7 +237,7 @@ def test_the_monitors_of_compose_are_pinned_bound_and_cannot_write_their_configu
     services = {name: one for name, one in composed["services"].items() if one["profiles"] == ["monitoring"]}
     assert set(services) == {"prometheus", "grafana", "jaeger"}
     for service in services.values():
-        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+        assert re.search(r":v?\d+\.\d+\.\d+@sha256:[0-9a-f]{64}$", service["image"])
         assert all(port.startswith("${BIND:-127.0.0.1}:") for port in service["ports"])
         for volume in service.get("volumes", []):
             source, *_, mode = volume.split(":")

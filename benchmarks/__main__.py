@@ -7,7 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
-from benchmarks.faults.command import faults
+from benchmarks.faults.command import faults, rolling
 from benchmarks.foreign.command import foreign
 from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
@@ -36,6 +36,7 @@ for _command in (
     server_commands.observability,
     server_commands.locust,
     faults,
+    rolling,
     server_commands.stop,
     server_commands.soak_server,
     server_commands.hostile,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import Output, Page, command_line, console, report_results
-from benchmarks.result import Result
+from benchmarks.result import Result, Row
 from inflight.errors import EngineFailure
 from inflight.report.failures import one_line_errors
 
@@ -49,3 +49,22 @@ def faults(
     with one_line_errors(console):
         if broken:
             raise EngineFailure(f"{len(broken)} things were not as promised")
+
+
+def rolling(
+    clients: Annotated[int, typer.Option(min=1, max=16, help="Clients of each kind of request.")] = 3,
+    output: Output = None,
+) -> None:
+    """Stop, and then kill, one of two replicas after the other under load; fail if a request does; needs root."""
+    rows: list[Row] = []
+
+    def results() -> Iterator[Result]:
+        from benchmarks.faults.rolling import measure_rolling, rolling_result
+
+        rows.extend(measure_rolling(clients, lambda line: console.print(line, markup=False, soft_wrap=True)))
+        yield rolling_result(rows)
+
+    report_results(results, command_line("rolling", f"--clients {clients}"), output, _PAGE)
+    with one_line_errors(console):
+        if failed := sum(int(row["not as promised"]) for row in rows):
+            raise EngineFailure(f"{failed} requests failed that must not")

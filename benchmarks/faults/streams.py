@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
+from benchmarks.faults.openai import chat, model_name, streamed_texts, whole_text
 from benchmarks.faults.served import Served
 from inflight.client.aio import AsyncClient, Retry, Timeouts
 from inflight.client.request import GenerateOptions
@@ -30,7 +29,6 @@ _TEMPERATURE = 0.8
 _ASK_S, _EACH_S, _SILENCE_S = 10.0, 0.3, 60.0
 _START_S = 240.0
 _SHORT = 4
-_DATA, _DONE = "data: ", "[DONE]"
 
 
 @dataclass
@@ -100,24 +98,10 @@ class Clients:
                 seen.add(chunk.text)
 
     async def _read_openai(self, place: int, seen: Seen) -> None:
-        body: dict[str, Any] = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": _question(place)}],
-            "max_tokens": TOKENS,
-            "ignore_eos": True,
-            "stream": True,
-            "temperature": _TEMPERATURE if place % 4 >= 2 else 0,
-            "seed": place,
-        }
-        async with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            if not answer.is_success:
-                raise EngineFailure(f"status {answer.status_code}")
-            async for line in answer.aiter_lines():
-                if line == _DATA + _DONE:
-                    return
-                if line.startswith(_DATA):
-                    seen.add(_content(json.loads(line.removeprefix(_DATA))))
-        raise httpx.RemoteProtocolError("the stream ended without its last event")
+        temperature = _TEMPERATURE if place % 4 >= 2 else 0.0
+        body = chat(self._model, _question(place), TOKENS, temperature=temperature, seed=place)
+        async for text in streamed_texts(self._http, body):
+            seen.add(text)
 
     async def good_grpc_answer(self) -> float:
         """Return when a whole answer came over gRPC; each question has a connection of its own."""
@@ -136,27 +120,14 @@ class Clients:
             async with httpx.AsyncClient(
                 base_url=f"http://{self._served.gateway}", timeout=_ASK_S, trust_env=False
             ) as client:
-                models = (await client.get("/v1/models")).raise_for_status().json()
-                self._model = models["data"][0]["id"]
-                body = {"model": self._model, "prompt": _QUESTIONS[0], "max_tokens": _SHORT}
-                (await client.post("/v1/completions", json=body)).raise_for_status()
+                self._model = await model_name(client)
+                await whole_text(client, chat(self._model, _QUESTIONS[0], _SHORT))
 
         return await _first_good(ask)
 
 
 def _question(place: int) -> str:
     return f"{_QUESTIONS[place % len(_QUESTIONS)]} ({place})"
-
-
-def _content(event: dict[str, Any]) -> str:
-    """Return the text of an event.
-
-    Raises:
-        EngineFailure: it is an error.
-    """
-    if "error" in event:
-        raise EngineFailure(str(event["error"]["message"]))
-    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
 
 
 async def _first_good(ask: Callable[[], Awaitable[None]]) -> float:

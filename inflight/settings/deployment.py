@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from inflight.errors import DeploymentError, readable
 from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
+from inflight.settings.door import DoorSettings
 from inflight.settings.gateway import GatewaySettings
 from inflight.settings.guided import GuidedDecodingSettings
 from inflight.settings.kv_cache import KvCacheSettings
@@ -35,6 +36,7 @@ from inflight.settings.section import (
     explain,
     unread_keys,
 )
+from inflight.settings.server import ServerSettings
 from inflight.settings.speculation import SpeculationSettings
 
 FILE_NAME = "deployment.yaml"
@@ -221,37 +223,6 @@ class LimitSettings(Section):
     max_return_sequences: int = Field(16, ge=1, description="largest num_return_sequences")
 
 
-OperatorsApi = Literal["shared-memory", "trace", "logging"]
-"""Parts of Triton's API that no request needs: who registers memory, or changes what is logged, rules the server."""
-
-
-class ServerSettings(Section):
-    """Where the server listens."""
-
-    host: str = Field("127.0.0.1", description="address to bind")
-    http_port: int = Field(8000, ge=1, le=65535, description="HTTP port")
-    grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port")
-    metrics_port: int = Field(8002, ge=1, le=65535, description="Prometheus metrics port")
-    start_timeout_s: int | None = Field(
-        None,
-        ge=1,
-        description="seconds until every stage must be ready; null: 3600 with TensorRT-LLM, which loads, compiles and "
-        "tunes first, and 600 with any other engine",
-    )
-    exit_timeout_s: int = Field(30, ge=1, description="seconds that running requests get at shutdown")
-    open_apis: tuple[OperatorsApi, ...] = Field(
-        (), description="operators' parts of Triton's API that anyone who reaches the ports may use; closed otherwise"
-    )
-    hang_timeout_s: float | None = Field(
-        60,
-        ge=5,
-        le=3600,
-        allow_inf_nan=False,
-        description="a stage that waits in one step or call for so long hangs, and the server is started again; one "
-        "that computes gets ten times as long. null: whatever stands still is left alone, for debuggers",
-    )
-
-
 class Deployment(Section):
     """One deployment, resolved: ``model`` is an existing directory, or a GGUF file."""
 
@@ -268,6 +239,7 @@ class Deployment(Section):
     observability: ObservabilitySettings = ObservabilitySettings()
     server: ServerSettings = ServerSettings()
     gateway: GatewaySettings = GatewaySettings()
+    door: DoorSettings = DoorSettings()
 
     def max_sequence_length(self, own: int | None) -> int | None:
         """Return the tokens that a sequence has at most, where that is known without the engine.
@@ -365,11 +337,9 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
         raise DeploymentError(
             f"{source}: model: {model} is not a checkpoint directory (no config.json in it) and no GGUF file"
         )
-    if is_gguf(model) and deployment.engine.kind in ("trtllm", "tensorrtllm"):
-        raise DeploymentError(
-            f"{source}: model: {model} is a GGUF file, which engine.kind {deployment.engine.kind} does not read; "
-            "engine.kind pytorch does"
-        )
+    if is_gguf(model) and (kind := deployment.engine.kind) in ("trtllm", "tensorrtllm"):
+        unread = f"{model} is a GGUF file, which engine.kind {kind} does not read; engine.kind pytorch does"
+        raise DeploymentError(f"{source}: model: {unread}")
     settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     # Whoever uses what else is relative to the deployment checks that it exists.
     engine_dir, keys = settings.engine_dir, deployment.gateway.api_keys_file
@@ -384,6 +354,7 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
             "model": model,
             "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
             "gateway": deployment.gateway.model_copy(update={"api_keys_file": keys and _located(directory, keys)}),
+            "door": deployment.door.located(lambda path: _located(directory, path)),
             "tensorrt_llm": settings.model_copy(update=update),
             "speculation": speculation.model_copy(update={"draft_model": draft}),
         }

@@ -7,6 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
+from benchmarks.faults.command import faults, rolling
 from benchmarks.foreign.command import foreign
 from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
@@ -34,7 +35,8 @@ for _command in (
     server_commands.tokenizer,
     server_commands.observability,
     server_commands.locust,
-    server_commands.recovery,
+    faults,
+    rolling,
     server_commands.stop,
     server_commands.soak_server,
     server_commands.hostile,

@@ -26,9 +26,8 @@ _SOAK_PAGE = Page(
 )
 _SERVING_PAGE = Page(
     "The server as a whole",
-    "`inflight serve` from outside, with the demo. Written by "
-    '`make bench ARGS="recovery --output docs/results/serving"`, and with `stop` in place of `recovery`.',
-    ("recovery", "stop"),
+    '`inflight serve` from outside, with the demo. Written by `make bench ARGS="stop --output docs/results/serving"`.',
+    ("stop",),
 )
 _HOSTILE_PAGE = Page(
     "Hostile requests",
@@ -150,18 +149,6 @@ def observability(
         command_line("observability", *chosen, f"--streams {streams} --rounds {rounds} --seconds {seconds:g}"),
         output,
     )
-
-
-def recovery(
-    streams: Annotated[int, typer.Option(min=2, max=64, help="Streams that run when a process is hurt.")] = 32,
-    output: Output = None,
-) -> None:
-    """Kill and stop each process of a server under streams; measure until these end, and until it answers again."""
-    with one_line_errors(console):
-        from benchmarks.recovery import measure_recovery
-
-    command = command_line("recovery", f"--streams {streams}")
-    report_results(lambda: [measure_recovery(streams, console.print)], command, output, _SERVING_PAGE)
 
 
 def stop(

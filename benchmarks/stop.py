@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from urllib.parse import urlsplit
 
-from benchmarks.recovery import Serve, serving
+from benchmarks.faults.served import Served, serving
 from benchmarks.result import Result, Row
 from inflight.addresses import read_directly
 from inflight.client.request import GenerateOptions
@@ -26,12 +26,12 @@ _STREAM = GenerateOptions(max_tokens=300, ignore_eos=True)
 
 
 @contextmanager
-def _nobody(serve: Serve) -> Iterator[list[InflightError]]:
+def _nobody(serve: Served) -> Iterator[list[InflightError]]:
     yield []
 
 
 @contextmanager
-def _idle_connection(serve: Serve) -> Iterator[list[InflightError]]:
+def _idle_connection(serve: Served) -> Iterator[list[InflightError]]:
     """An HTTP connection that is kept open after one answer, as a client with a pool has it."""
     with closing(_connect(serve.http)) as connection:
         _get(connection, _READY)
@@ -40,7 +40,7 @@ def _idle_connection(serve: Serve) -> Iterator[list[InflightError]]:
 
 
 @contextmanager
-def _prometheus(serve: Serve) -> Iterator[list[InflightError]]:
+def _prometheus(serve: Served) -> Iterator[list[InflightError]]:
     """The two jobs of monitoring/prometheus.yml, each over a connection that is kept, but once a second."""
     over = threading.Event()
 
@@ -63,7 +63,7 @@ def _prometheus(serve: Serve) -> Iterator[list[InflightError]]:
 
 
 @contextmanager
-def _stream(serve: Serve) -> Iterator[list[InflightError]]:
+def _stream(serve: Served) -> Iterator[list[InflightError]]:
     """A stream over gRPC that has begun, and what has cut it before its end."""
     begun, cut = threading.Event(), list[InflightError]()
 
@@ -103,7 +103,7 @@ def _get(connection: http.client.HTTPConnection, path: str) -> None:
     connection.getresponse().read()
 
 
-def _wait_ready(serve: Serve) -> None:
+def _wait_ready(serve: Served) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and serve.process.poll() is None:
         with suppress(OSError, http.client.HTTPException):

@@ -35,7 +35,7 @@ _HOSTILE_PAGE = Page(
     "Random requests of every bad kind that we know, over HTTP and gRPC, from a seed, to a server on the same machine, "
     'beside neighbours whose answers have to stay right. Written by `make bench ARGS="hostile --output '
     'docs/results/hostile"`. What no server of this kind survives is in SECURITY.md, and is not sent.',
-    ("hostile",),
+    ("attacks", "hostile", "failures"),
 )
 
 
@@ -203,6 +203,9 @@ def hostile(
     http: Annotated[str, typer.Option(help="HTTP address of a server on this machine.")] = "127.0.0.1:8000",
     grpc: Annotated[str, typer.Option(help="Its gRPC address.")] = "127.0.0.1:8001",
     metrics: Annotated[str, typer.Option(help="The address of its metrics.")] = "127.0.0.1:8002",
+    gateway: Annotated[
+        str | None, typer.Option(help="The address of its gateway: a third of the requests are sent to it.")
+    ] = None,
     requests: Annotated[int, typer.Option(min=20, help="How many requests.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
     first: Annotated[int, typer.Option(min=0, help="Number of the first request, to repeat a part of a run.")] = 0,
@@ -210,17 +213,18 @@ def hostile(
 ) -> None:
     """Send hostile requests to a server on this machine; fail if it ends, leaks or answers its neighbours wrongly."""
     with one_line_errors(console):
-        from benchmarks.hostile.siege import besiege, siege_result
+        from benchmarks.hostile.siege import besiege, siege_results
         from benchmarks.hostile.target import Places, own_address
 
         places = Places(
             own_address(http, "--http", "http"),
             own_address(grpc, "--grpc", "grpc"),
             own_address(metrics, "--metrics", "http"),
+            own_address(gateway, "--gateway", "http") if gateway else None,
         )
         siege = besiege(places, requests, seed, first, console.print)
-    command = command_line("hostile", f"--requests {requests} --seed {seed}")
-    report_results(lambda: [siege_result(siege)], command, output, _HOSTILE_PAGE)
+    command = command_line("hostile", *(["--gateway ..."] if gateway else []), f"--requests {requests} --seed {seed}")
+    report_results(lambda: siege_results(siege), command, output, _HOSTILE_PAGE)
     with one_line_errors(console):
         flaws = siege.flaws()
         for flaw in flaws:

@@ -38,6 +38,7 @@ for _command in (
     server_commands.stop,
     server_commands.soak_server,
     server_commands.hostile,
+    server_commands.attacks,
     suite,
 ):
     bench.command()(_command)

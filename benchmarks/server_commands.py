@@ -231,3 +231,21 @@ def hostile(
             console.print(flaw, style="red", markup=False, soft_wrap=True)
         if flaws:
             raise EngineFailure(f"{len(flaws)} things are not as they should be")
+
+
+def attacks(
+    door: Annotated[
+        list[bool] | None, typer.Option("--door/--no-door", help="The servers to attack; both without it.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Run the attacks whose name has this in it.")] = "",
+    output: Output = None,
+) -> None:
+    """Run each known attack against the demo, without the door and with it; fail if one ends a server unexpectedly."""
+    with one_line_errors(console):
+        from benchmarks.hostile.attack_table import attack_table, flaws
+
+        result = attack_table(door or [False, True], only, console.print)
+    report_results(lambda: [result], command_line("attacks"), output, _HOSTILE_PAGE)
+    with one_line_errors(console):
+        if found := flaws(list(result.rows)):
+            raise EngineFailure("; ".join(found))

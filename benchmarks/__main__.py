@@ -37,6 +37,7 @@ for _command in (
     server_commands.recovery,
     server_commands.stop,
     server_commands.soak_server,
+    server_commands.soak_crashes,
     server_commands.hostile,
     server_commands.attacks,
     suite,

@@ -22,7 +22,7 @@ _SOAK_PAGE = Page(
     "A real server on this machine, asked by all its features at random for minutes, and then stopped. Written by "
     '`make bench ARGS="soak-server --output docs/results/soak"`; [the documentation](../../benchmarks.md) says what is '
     "asked, and what counts as a fault.",
-    ("memory", "ends"),
+    ("memory", "ends", "crashes", "crash-ends", "crash-memory"),
 )
 _SERVING_PAGE = Page(
     "The server as a whole",
@@ -194,6 +194,30 @@ def soak_server(
         write_raw(soaked, raw)
     command = command_line("soak-server", f"--minutes {minutes:g} --clients {clients} --seed {seed}")
     report_results(lambda: results(soaked), command, output, _SOAK_PAGE)
+    with one_line_errors(console):
+        if found := faults(soaked):
+            raise EngineFailure(f"{'; '.join(found)}; {raw} has the whole of it")
+
+
+def soak_crashes(
+    minutes: Annotated[float, typer.Option(min=0.5, help="Minutes of load.")] = 30,
+    crash_every: Annotated[float, typer.Option(min=15, help="Seconds from crash to crash.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
+    door: Annotated[bool, typer.Option(help="Put the door in front.")] = True,
+    raw: Annotated[Path, typer.Option(help="Where every sample and every wrong end is written.")] = FOLDER
+    / "soak-crashes.json",
+    output: Output = None,
+) -> None:
+    """Load the demo to 80 % of its knee and kill a process now and then; fail if a request is lost or a thing grows."""
+    with one_line_errors(console):
+        from benchmarks.server_soak.crash_report import faults, results
+        from benchmarks.server_soak.crashes import soak_with_crashes
+        from benchmarks.server_soak.run import write_raw
+
+        soaked = soak_with_crashes(minutes, crash_every, seed, door, console.print)
+        write_raw(soaked, raw)
+    options = f"--minutes {minutes:g} --crash-every {crash_every:g} --seed {seed}{'' if door else ' --no-door'}"
+    report_results(lambda: results(soaked), command_line("soak-crashes", options), output, _SOAK_PAGE)
     with one_line_errors(console):
         if found := faults(soaked):
             raise EngineFailure(f"{'; '.join(found)}; {raw} has the whole of it")

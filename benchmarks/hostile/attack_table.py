@@ -2,119 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import yaml
+from collections.abc import Callable
+from itertools import pairwise
 
 from benchmarks.hostile.attacks import ATTACKS, Attack
-from benchmarks.hostile.front import Front
-from benchmarks.hostile.target import Places, Target
+from benchmarks.hostile.pair import Serve, serving
+from benchmarks.hostile.target import Holding, Target
 from benchmarks.result import Result, Row
-from inflight.addresses import read_directly
-from inflight.client.transport import Address
-from inflight.errors import EngineFailure
-from inflight.resources import DEMO
-from inflight.serve.server import free_ports
 
-_START_S = 180.0
-
-
-@dataclass(frozen=True)
-class Serve:
-    """A running `inflight serve` with the demo and its gateway."""
-
-    front: Front
-    said: Path
-    """The file of what it has said."""
-
-    @property
-    def restarts(self) -> int:
-        """How often it has started a process again."""
-        return self.said.read_text(errors="replace").count(" restarts in ")
-
-    def wait_until_served(self) -> None:
-        """Wait until every port answers.
-
-        Raises:
-            EngineFailure: it does not for long.
-        """
-        deadline = time.monotonic() + _START_S
-        while self.front.neighbour() != "served":
-            if time.monotonic() > deadline:
-                raise EngineFailure(f"the server does not answer; it said: {self.said.read_text()[-1000:]}")
-            time.sleep(0.2)
-
-
-@contextmanager
-def serving(door: bool) -> Iterator[Serve]:
-    """Run `inflight serve` with the demo on free ports, with the door or without it; it is stopped at the end."""
-    http, grpc, metrics, gateway = free_ports(4)
-    with TemporaryDirectory(prefix="inflight-attacks-") as folder:
-        said = Path(folder) / "said"
-        deployment = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(DEMO / "model")}
-        if door:
-            deployment["door"] = {"enabled": True}
-        (Path(folder) / "deployment.yaml").write_text(yaml.safe_dump(deployment))
-        ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", f"--gateway-port={gateway}"]
-        environment = os.environ | {"XDG_STATE_HOME": folder}
-        with said.open("w") as file:
-            command = [sys.executable, "-m", "inflight", "serve", folder, *ports]
-            process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=environment)
-        places = Places(*_addresses(http, grpc, metrics, gateway))
-        try:
-            serve = Serve(Front(places, _model(places, process, said)), said)
-            serve.wait_until_served()
-            yield serve
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _addresses(http: int, grpc: int, metrics: int, gateway: int) -> list[Address]:
-    ports = ("http", http), ("grpc", grpc), ("http", metrics), ("http", gateway)
-    return [Address(scheme, "127.0.0.1", port) for scheme, port in ports]
-
-
-def _model(places: Places, process: subprocess.Popen[bytes], said: Path) -> str:
-    """Return what the gateway calls its model, as soon as it answers."""
-    assert places.gateway is not None, "the pair has a gateway"
-    deadline = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with suppress(OSError, ValueError, LookupError):
-            return str(json.loads(read_directly(f"{places.gateway.url}/v1/models", timeout_s=5))["data"][0]["id"])
-        time.sleep(0.2)
-    raise EngineFailure(f"`inflight serve` has not started: {said.read_text()[-1000:]}")
+_TIMES = 2
+"""How often each attack is run: what the first time fills may stay filled, and the second time shows what grows."""
 
 
 def _attempt(serve: Serve, attack: Attack) -> Row:
-    """Run one attack; return what was seen of it, whether the server has survived, and what it holds more."""
+    """Run one attack twice; return what was seen of it, whether the server has survived, and what it holds more."""
     target, restarts = Target(serve.front.places), serve.restarts
-    before = target.holding()
-    answers = Counter(attack.run(serve.front))
-    gone, tracebacks = target.gone(), target.new_tracebacks()
-    serve.wait_until_served()
-    held: Row = {"MiB": "-", "descriptors": "-"}
-    if not gone:
-        after = target.holding()
-        memory = after.memory + after.shared - before.memory - before.shared
-        held = {"MiB": round(memory / 2**20), "descriptors": after.files - before.files}
+    held, answers = [target.holding()], Counter[str]()
+    while len(held) < _TIMES + 1 and not target.gone():
+        answers.update(attack.run(serve.front))
+        serve.wait_until_served()
+        if not target.gone():
+            held.append(target.holding())
+    growth = [_mib(after) - _mib(before) for before, after in pairwise(held)]
     return {
         "answers": ", ".join(f"{count} x {answer}" for answer, count in sorted(answers.items())),
-        "ended": len(gone),
+        "ended": len(target.gone()),
         "restarts": serve.restarts - restarts,
-        "tracebacks": tracebacks,
-        **held,
+        "tracebacks": target.new_tracebacks(),
+        "MiB": growth[0] if growth else "-",
+        "MiB_again": growth[1] if len(growth) == _TIMES else "-",
+        "descriptors": held[-1].files - held[0].files,
     }
+
+
+def _mib(held: Holding) -> int:
+    return round((held.memory + held.shared) / 2**20)
 
 
 def attack_table(doors: list[bool], chosen: str, say: Callable[[str], object]) -> Result:
@@ -147,8 +70,8 @@ def _finding(rows: list[Row]) -> str:
                 f"logs have {told} tracebacks."
             )
     return " ".join(parts) + (
-        " MiB and descriptors are what all processes hold more than before the attack; a server that has ended has "
-        "been started again by `inflight serve`, and served the next request."
+        " MiB and descriptors are what all processes hold more than before the attack, and once more after it is "
+        "repeated; `inflight serve` has started again what had ended, and the next request was served."
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.server_soak.processes import shared_by
 from inflight.addresses import is_loopback, read_directly
 from inflight.client.transport import Address, parse_address
 from inflight.errors import EngineFailure, InvalidRequest
@@ -91,7 +92,7 @@ class Target:
         memory = sum(one.memory_full_info().uss for one in there)
         shared: dict[str, int] = {}
         for one in there:
-            shared |= _shared_by(one.pid)
+            shared |= shared_by(one.pid)
         return Holding(memory, sum(one.num_fds() for one in there), sum(shared.values()))
 
     def new_tracebacks(self) -> int:
@@ -125,14 +126,3 @@ def _log_of(process: psutil.Process) -> Path | None:
     except OSError:
         return None
     return path if path.is_file() else None
-
-
-def _shared_by(process: int) -> dict[str, int]:
-    """Return the bytes of each file in /dev/shm that a process has mapped, by inode: most have no name any more."""
-    sizes: dict[str, int] = {}
-    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
-        if "/dev/shm/" in line:
-            first, last = (int(part, 16) for part in line.split()[0].split("-"))
-            inode = line.split()[4]
-            sizes[inode] = max(sizes.get(inode, 0), last - first)
-    return sizes

@@ -6,7 +6,7 @@ export PIP_FLAGS
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
-EVERYTHING := engine,serve,load,build,dev
+EVERYTHING := engine,serve,door,load,build,dev
 
 .PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 

@@ -34,6 +34,7 @@ GLIBC = (2, 35)
 WHAT = {
     "engine": "PyTorch (0.2 GB to download for CPUs, 2.7 GB for NVIDIA GPUs)",
     "serve": "the Triton server (0.1 GB)",
+    "door": "Envoy (40 MB)",
     "load": "locust",
     "build": "ModelOpt and transformers (0.1 GB)",
     "dev": "pytest, mypy, ruff and the compiler of kernels (0.2 GB)",

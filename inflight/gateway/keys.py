@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import time
 from pathlib import Path
 
 from inflight.errors import DeploymentError
+from inflight.settings.api_keys import Stamp, read_keys, stamp_of
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Seconds between two looks at the file, at least."""
-LARGEST_FILE = 1 << 20
-_Stamp = tuple[int, int, int]
 
 
 class ApiKeys:
@@ -48,7 +46,7 @@ class ApiKeys:
             return
         self._looked = now
         try:
-            if _stamp(self._path) != self._stamp:
+            if stamp_of(self._path) != self._stamp:
                 self._stamp, self._hashes = _read(self._path)
                 self._told = ""
                 log.info("%s: read again; %d keys", self._path, len(self._hashes))
@@ -58,32 +56,9 @@ class ApiKeys:
                 log.error("%s; the keys stay as they were", error)
 
 
-def _read(path: Path) -> tuple[_Stamp, tuple[bytes, ...]]:
-    try:
-        with path.open("rb") as file:
-            stamp, content = _of(os.fstat(file.fileno())), file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise DeploymentError(f"gateway.api_keys_file: {path} cannot be read: {error.strerror}") from None
-    if len(content) > LARGEST_FILE:
-        raise DeploymentError(f"gateway.api_keys_file: {path} has more than {LARGEST_FILE} bytes")
-    try:
-        lines = [line.strip() for line in content.decode("ascii").splitlines()]
-    except UnicodeDecodeError:
-        raise DeploymentError(f"gateway.api_keys_file: {path} is not ASCII, which headers can carry alone") from None
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise DeploymentError(f"gateway.api_keys_file: {path} has no key; one per line is expected")
-    if any(" " in key or "\t" in key for key in keys):
-        raise DeploymentError(f"gateway.api_keys_file: {path} has a key with a space in it")
-    return stamp, tuple({_hash(key): None for key in keys})
-
-
-def _stamp(path: Path) -> _Stamp:
-    return _of(path.stat())
-
-
-def _of(status: os.stat_result) -> _Stamp:
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def _read(path: Path) -> tuple[Stamp, tuple[bytes, ...]]:
+    stamp, keys = read_keys(path, "gateway.api_keys_file")
+    return stamp, tuple(_hash(key) for key in keys)
 
 
 def _hash(key: str) -> bytes:

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from inflight.errors import DeploymentError, readable
 from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
+from inflight.settings.door import DoorSettings
 from inflight.settings.gateway import GatewaySettings
 from inflight.settings.guided import GuidedDecodingSettings
 from inflight.settings.kv_cache import KvCacheSettings
@@ -268,6 +269,7 @@ class Deployment(Section):
     observability: ObservabilitySettings = ObservabilitySettings()
     server: ServerSettings = ServerSettings()
     gateway: GatewaySettings = GatewaySettings()
+    door: DoorSettings = DoorSettings()
 
     def max_sequence_length(self, own: int | None) -> int | None:
         """Return the tokens that a sequence has at most, where that is known without the engine.
@@ -365,11 +367,9 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
         raise DeploymentError(
             f"{source}: model: {model} is not a checkpoint directory (no config.json in it) and no GGUF file"
         )
-    if is_gguf(model) and deployment.engine.kind in ("trtllm", "tensorrtllm"):
-        raise DeploymentError(
-            f"{source}: model: {model} is a GGUF file, which engine.kind {deployment.engine.kind} does not read; "
-            "engine.kind pytorch does"
-        )
+    if is_gguf(model) and (kind := deployment.engine.kind) in ("trtllm", "tensorrtllm"):
+        unread = f"{model} is a GGUF file, which engine.kind {kind} does not read; engine.kind pytorch does"
+        raise DeploymentError(f"{source}: model: {unread}")
     settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     # Whoever uses what else is relative to the deployment checks that it exists.
     engine_dir, keys = settings.engine_dir, deployment.gateway.api_keys_file
@@ -384,6 +384,7 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
             "model": model,
             "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
             "gateway": deployment.gateway.model_copy(update={"api_keys_file": keys and _located(directory, keys)}),
+            "door": deployment.door.located(lambda path: _located(directory, path)),
             "tensorrt_llm": settings.model_copy(update=update),
             "speculation": speculation.model_copy(update={"draft_model": draft}),
         }

@@ -10,6 +10,7 @@ import pytest
 from inflight.errors import DeploymentError
 from inflight.gateway import keys as keys_module
 from inflight.gateway.keys import ApiKeys
+from inflight.settings.api_keys import LARGEST_FILE
 from tests.gateway.support.gateways import Inside, inside
 
 ORIGIN = "https://chat.example.org"
@@ -110,7 +111,7 @@ def test_the_file_is_looked_at_now_and_then(file: Path, monkeypatch: pytest.Monk
         (b"# none\n", "has no key"),
         (b"a b\n", "a key with a space"),
         ("schlüssel\n".encode(), "is not ASCII"),
-        (b"a" * (keys_module.LARGEST_FILE + 1), "more than 1048576 bytes"),
+        (b"a" * (LARGEST_FILE + 1), "more than 1048576 bytes"),
         (None, "cannot be read: No such file"),
     ],
 )

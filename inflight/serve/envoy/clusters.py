@@ -1,0 +1,106 @@
+"""The clusters: the servers that the door sends requests to."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from inflight.serve.envoy.values import (
+    GATEWAY,
+    GRPC,
+    HTTP,
+    STATUS,
+    Config,
+    Upstreams,
+    seconds,
+    socket_address,
+    typed,
+)
+from inflight.settings.door import DoorSettings
+
+_CONNECT_S = 1.0
+_IDLE_S = {HTTP: 60.0, GATEWAY: 4.0, STATUS: 4.0}
+"""After so long without a request a connection of HTTP/1 is closed, a little before its server does that."""
+_WINDOW_BYTES = 1 << 20
+_UNLIMITED = 1_000_000
+"""Requests, connections and tries at once of one server: those of clients are bounded before."""
+_BUFFER_BYTES = 256 << 10
+"""Of a connection: what waits beyond it for a slow reader is not read any more."""
+
+
+def clusters(settings: DoorSettings, replicas: Sequence[Upstreams]) -> list[Config]:
+    """Return the servers of all replicas by what they take, and those of a second deployment."""
+    targets: dict[str, list[str]] = {
+        HTTP: [one.http for one in replicas],
+        GRPC: [one.grpc for one in replicas],
+        GATEWAY: [one.gateway for one in replicas if one.gateway],
+        STATUS: [one.status for one in replicas if one.status],
+    }
+    checked = [one.http for one in replicas] if len(replicas) > 1 else None
+    found = [_cluster(name, addresses, checked) for name, addresses in targets.items() if addresses]
+    if (other := settings.ab.address) is not None:
+        found += [_cluster(f"variant_{name}", [other], None) for name in (HTTP, GRPC)]
+    return found
+
+
+def _cluster(name: str, addresses: Sequence[str], checked: Sequence[str] | None) -> Config:
+    """Return one cluster; ``checked`` are the addresses that are asked whether the replicas are ready, if any are."""
+    asked: Sequence[str | None] = checked or [None] * len(addresses)
+    endpoints = [_endpoint(*pair) for pair in zip(addresses, asked, strict=True)]
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
+    cluster: Config = {
+        "name": name,
+        "type": "STATIC" if all(map(_is_number, addresses)) else "STRICT_DNS",
+        "connect_timeout": seconds(_CONNECT_S),
+        "per_connection_buffer_limit_bytes": _BUFFER_BYTES,
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        "circuit_breakers": {"thresholds": [limits]},
+        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _protocol(name)},
+    }
+    if checked is not None:
+        cluster |= {"health_checks": [_health_check()], "common_lb_config": {"healthy_panic_threshold": {"value": 0}}}
+    return cluster
+
+
+def _endpoint(address: str, checked: str | None) -> Config:
+    endpoint: Config = {"address": socket_address(address)}
+    if checked is not None:
+        endpoint["health_check_config"] = {"port_value": int(checked.rpartition(":")[2])}
+    return {"endpoint": endpoint}
+
+
+def _is_number(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _protocol(name: str) -> Config:
+    if name.endswith(GRPC):
+        spoken: Config = {
+            "http2_protocol_options": {
+                "initial_stream_window_size": _WINDOW_BYTES,
+                "initial_connection_window_size": 16 * _WINDOW_BYTES,
+            }
+        }
+        idle_s = None
+    else:
+        spoken, idle_s = {"http_protocol_options": {}}, _IDLE_S.get(name, _IDLE_S[GATEWAY])
+    options: Config = {"explicit_http_config": spoken}
+    if idle_s is not None:
+        options["common_http_protocol_options"] = {"idle_timeout": seconds(idle_s)}
+    return typed("extensions.upstreams.http.v3.HttpProtocolOptions", **options)
+
+
+def _health_check() -> Config:
+    """Return how often a replica is asked whether it is ready, and when it is believed."""
+    return {
+        "timeout": "2s",
+        "interval": "1s",
+        "no_traffic_interval": "1s",
+        "unhealthy_threshold": 2,
+        "healthy_threshold": 1,
+        "http_health_check": {"path": "/v2/health/ready"},
+    }

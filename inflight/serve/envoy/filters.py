@@ -1,0 +1,149 @@
+"""The filters of HTTP: who asks, how often, how large a body may be, and what is written down of a request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from inflight.serve.envoy.values import (
+    AUTH,
+    BUFFER,
+    CLIENT_HEADER,
+    KEYS,
+    RATE_LIMIT,
+    Config,
+    extension,
+    from_file,
+    seconds,
+    typed,
+)
+from inflight.settings.door import STANDARD_OUTPUT, DoorSettings
+
+_API_KEY = "extensions.filters.http.api_key_auth.v3.ApiKeyAuth"
+_JWT = "extensions.filters.http.jwt_authn.v3.JwtAuthentication"
+_HEADER_MUTATION = "extensions.filters.http.header_mutation.v3.HeaderMutation"
+_EARLY_MUTATION = "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+_RATE_LIMIT = "extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
+_DROPPED = ("x-envoy-", "x-inflight-")
+"""The beginnings of headers that are the servers' own: what clients send of them is dropped."""
+_LOGGED = {
+    "time": "%START_TIME%",
+    "client": f"%REQ({CLIENT_HEADER})%",
+    "address": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
+    "method": "%REQ(:METHOD)%",
+    "path": "%PATH(NQ)%",
+    "protocol": "%PROTOCOL%",
+    "status": "%RESPONSE_CODE%",
+    "grpc_status": "%GRPC_STATUS%",
+    "flags": "%RESPONSE_FLAGS%",
+    "bytes_received": "%BYTES_RECEIVED%",
+    "bytes_sent": "%BYTES_SENT%",
+    "duration_ms": "%DURATION%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "server": "%UPSTREAM_CLUSTER%",
+    "request_id": "%REQ(X-REQUEST-ID)%",
+}
+
+
+def early_mutations() -> list[Config]:
+    """Return what is done to a request's headers before anything reads them."""
+    dropped = [{"remove_on_match": {"key_matcher": {"prefix": prefix}}} for prefix in _DROPPED]
+    return [extension("envoy.http.early_header_mutation.header_mutation", _EARLY_MUTATION, mutations=dropped)]
+
+
+def http_filters(settings: DoorSettings, folder: Path) -> list[Config]:
+    """Return the filters in the order in which a request passes them; ``folder`` has the files of ``door``."""
+    filters = [_name_client(settings)]
+    if settings.api_keys_file is not None or settings.jwt.jwks_file is not None:
+        kind = _API_KEY if settings.jwt.jwks_file is None else _JWT
+        source = from_file(str(folder / f"{KEYS}.json"))
+        discovery = {"config_source": source, "type_urls": [f"type.googleapis.com/envoy.{kind}"]}
+        filters.append({"name": AUTH, "config_discovery": discovery})
+    if settings.rate_limit.requests is not None:
+        filters.append(_rate_limit(settings))
+    filters += [
+        extension(BUFFER, "extensions.filters.http.buffer.v3.Buffer", max_request_bytes=settings.max_body_bytes),
+        extension("router", "extensions.filters.http.router.v3.Router", suppress_envoy_headers=True),
+    ]
+    return filters
+
+
+def _name_client(settings: DoorSettings) -> Config:
+    """Return the filter that names the client by its certificate or address; a key or a token names it anew."""
+    value = "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"
+    if settings.tls.client_ca is not None:
+        value = "%DOWNSTREAM_PEER_FINGERPRINT_256%"
+    header = {"header": {"key": CLIENT_HEADER, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    return extension("name_client", _HEADER_MUTATION, mutations={"request_mutations": [{"append": header}]})
+
+
+def _rate_limit(settings: DoorSettings) -> Config:
+    """Return the limit of each client; the one of all together, which the filter wants too, is never reached."""
+    limit = settings.rate_limit
+    assert limit.requests is not None, "the caller looks"
+    bucket = {
+        "max_tokens": limit.burst or limit.requests,
+        "tokens_per_fill": limit.requests,
+        "fill_interval": seconds(limit.interval_s),
+    }
+    always = {"numerator": 100, "denominator": "HUNDRED"}
+    return extension(
+        RATE_LIMIT,
+        _RATE_LIMIT,
+        stat_prefix="clients",
+        token_bucket={"max_tokens": 4_000_000_000, "tokens_per_fill": 4_000_000_000, "fill_interval": "1s"},
+        filter_enabled={"default_value": always},
+        filter_enforced={"default_value": always},
+        descriptors=[{"entries": [{"key": "client"}], "token_bucket": bucket}],
+        max_dynamic_descriptors=limit.max_clients,
+        rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT_HEADER, "descriptor_key": "client"}}]}],
+        rate_limited_as_resource_exhausted=True,
+    )
+
+
+def api_keys(keys: Sequence[str], *, forwarded: bool) -> Config:
+    """Return the filter's settings that ask for one of these keys.
+
+    Args:
+        keys: of the file.
+        forwarded: whether the server gets the key too, as it asks for one itself.
+    """
+    return typed(
+        _API_KEY,
+        credentials=[{"key": key, "client": client_of(key)} for key in keys],
+        key_sources=[{"header": "authorization"}, {"header": "x-api-key"}],
+        forwarding={"header": CLIENT_HEADER, "hide_credentials": not forwarded},
+    )
+
+
+def client_of(key: str) -> str:
+    """Return the name of the client whose key this is, which does not give the key away; the gateway has the same."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def tokens(settings: DoorSettings, jwks: str) -> Config:
+    """Return the filter's settings that ask for a token signed by one of the keys of ``jwks``, JSON's text."""
+    provider: Config = {
+        "local_jwks": {"inline_string": json.dumps(json.loads(jwks))},
+        "claim_to_headers": [{"header_name": CLIENT_HEADER, "claim_name": "sub"}],
+    }
+    if settings.jwt.issuer is not None:
+        provider["issuer"] = settings.jwt.issuer
+    if settings.jwt.audiences:
+        provider["audiences"] = list(settings.jwt.audiences)
+    return typed(
+        _JWT,
+        providers={"issuer": provider},
+        rules=[{"match": {"prefix": "/"}, "requires": {"provider_name": "issuer"}}],
+    )
+
+
+def access_logs(settings: DoorSettings) -> list[Config]:
+    """Return what writes a line for each request, if anything does."""
+    if settings.access_log is None:
+        return []
+    path = "/dev/stdout" if str(settings.access_log) == STANDARD_OUTPUT else str(settings.access_log)
+    kind = "extensions.access_loggers.file.v3.FileAccessLog"
+    return [extension("access_log", kind, path=path, log_format={"json_format": _LOGGED})]

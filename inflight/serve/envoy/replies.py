@@ -1,0 +1,64 @@
+"""What the door itself answers: in OpenAI's shape, in KServe's, or as a status of gRPC, each in plain words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight.serve.envoy.values import Config
+
+RETRY_AFTER_S = 2
+"""Seconds that a client which is refused for now is told to wait."""
+_LATER = (429, 503)
+_ROUTES_SAY = "%LOCAL_REPLY_BODY%"
+"""Stands for the text that the route gives which refuses."""
+_WORDS = {
+    400: "the request is not valid HTTP",
+    401: "an API key or a token is needed, as `Authorization: Bearer ...`",
+    403: "this is not allowed",
+    404: _ROUTES_SAY,
+    408: "the request took too long to arrive, or nothing moved for too long",
+    413: "the request's body is too large",
+    415: _ROUTES_SAY,
+    426: "HTTP/1.1 or HTTP/2 is needed",
+    429: "this client sends too many requests; send the next one later",
+    431: "the request's headers are too large, or too many",
+    503: "the server starts again, stops, or has too much to do; send the request again later",
+    504: "the server has not answered for too long",
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""OpenAI's types of errors that are not of a whole hundred of statuses."""
+_GRPC = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
+_KSERVE = {"name": ":path", "string_match": {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}}
+
+
+def local_replies() -> Config:
+    """Return the texts and shapes of all that the door answers by itself. The first one that fits counts."""
+    return {"mappers": [mapper for status, words in _WORDS.items() for mapper in _of_status(status, words)]}
+
+
+def _of_status(status: int, words: str) -> list[Config]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    openai = {"error": {"message": words, "type": kind, "param": None, "code": None}}
+    return [
+        _mapper(status, [_GRPC], {"text_format_source": {"inline_string": words}}),
+        _mapper(status, [_KSERVE], _as_json({"error": words})),
+        _mapper(status, [], _as_json(openai)),
+    ]
+
+
+def _as_json(body: dict[str, Any]) -> Config:
+    return {"json_format": body, "content_type": "application/json"}
+
+
+def _mapper(status: int, headers: list[Config], body: Config) -> Config:
+    comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"door.reply_{status}"}}
+    filters: list[Config] = [{"status_code_filter": {"comparison": comparison}}]
+    filters += [{"header_filter": {"header": header}} for header in headers]
+    mapper: Config = {
+        "filter": {"and_filter": {"filters": filters}} if len(filters) > 1 else filters[0],
+        "body_format_override": body,
+    }
+    if status in _LATER:
+        later = {"header": {"key": "retry-after", "value": str(RETRY_AFTER_S)}}
+        mapper["headers_to_add"] = [{**later, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]
+    return mapper

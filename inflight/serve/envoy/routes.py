@@ -1,0 +1,202 @@
+"""The routes: which request goes where, how often it is sent again, and what is refused without asking a server."""
+
+from __future__ import annotations
+
+from inflight.serve.envoy.paths import GRPC_STREAM, OPEN_PATHS, READ, Served, served
+from inflight.serve.envoy.values import (
+    AUTH,
+    BUFFER,
+    GATEWAY,
+    GRPC,
+    RATE_LIMIT,
+    ROUTES,
+    STATUS,
+    VARIANT_HEADER,
+    Config,
+    seconds,
+    typed,
+)
+from inflight.settings.door import DoorSettings
+
+_RESENT = "connect-failure,refused-stream,reset-before-request,reset"
+"""When a request is sent again that has had no byte of an answer: its server was away, or broke."""
+_RESENT_ELSEWHERE = f"{_RESENT},retriable-headers,unavailable"
+_TRIES_ELSEWHERE = 2
+"""New tries where there are several replicas: a request that ends its server ends three of them at most."""
+_SHORTEST_S, _LONGEST_S = 0.25, 2.0
+_NO_SUCH = "there is no such path, or it takes another method"
+_COMPRESSED = "compressed bodies are not accepted"
+_COMPRESSED_MESSAGES = "compressed messages are not accepted"
+
+
+def route_configuration(
+    settings: DoorSettings, *, decoupled: bool, gateway: bool, replicas: int, status: bool, draining: bool = False
+) -> Config:
+    """Return the table of routes.
+
+    Args:
+        settings: of the door.
+        decoupled: whether models stream.
+        gateway: whether OpenAI's API is served.
+        replicas: how many servers of the same kind there are.
+        status: whether a server answers for liveness and readiness; otherwise the door does.
+        draining: whether requests are refused, but those for the status.
+    """
+    shown = list(served(decoupled, gateway))
+    statuses = [_status_route(one, status) for one in shown if one.target == STATUS and (status or _is_open(one))]
+    routes = [*statuses, _draining()]
+    if not draining:
+        others = [route for one in shown if one.target != STATUS for route in _routes(one, settings, replicas)]
+        routes = [*_refused(), *statuses, *others, _no_such()]
+    return typed(
+        "config.route.v3.RouteConfiguration",
+        name=ROUTES,
+        virtual_hosts=[
+            {
+                "name": "all",
+                "domains": ["*"],
+                "routes": routes,
+                "request_body_buffer_limit": settings.max_body_bytes,
+            }
+        ],
+    )
+
+
+def _is_open(one: Served) -> bool:
+    return one.path in OPEN_PATHS
+
+
+def _match(one: Served) -> Config:
+    path: Config = {"safe_regex": {"regex": one.path}} if one.pattern else {"path": one.path}
+    return {**path, "headers": [_methods(one.methods)]}
+
+
+def _methods(methods: tuple[str, ...]) -> Config:
+    return {"name": ":method", "string_match": {"safe_regex": {"regex": "|".join(methods)}}}
+
+
+def _switched_off(*names: str) -> Config:
+    return {name: typed("config.route.v3.FilterConfig", disabled=True) for name in names}
+
+
+def _status_route(one: Served, asked: bool) -> Config:
+    """Return the route of one path of the status, which goes on while the server drains."""
+    route: Config = {"match": _match(one)}
+    if _is_open(one):
+        route["typed_per_filter_config"] = _switched_off(AUTH, RATE_LIMIT)
+    if asked:
+        return {**route, "route": {"cluster": STATUS, "timeout": "10s"}}
+    if one.path.endswith("/live"):
+        return {**route, "direct_response": {"status": 200}}
+    return {**route, "route": {"cluster": "http", "timeout": "10s"}}
+
+
+def _refused() -> list[Config]:
+    """Return the routes of what no server is to unpack."""
+    packed: Config = {"name": "content-encoding", "present_match": True}
+    message: Config = {"name": "grpc-encoding", "string_match": {"safe_regex": {"regex": ".*"}}}
+    plain: Config = {"name": "grpc-encoding", "string_match": {"exact": "identity"}, "invert_match": True}
+    return [
+        {"match": {"prefix": "/", "headers": [packed]}, "direct_response": _answer(415, _COMPRESSED)},
+        {"match": {"prefix": "/", "headers": [message, plain]}, "direct_response": _answer(404, _COMPRESSED_MESSAGES)},
+    ]
+
+
+def _no_such() -> Config:
+    return {"match": {"prefix": "/"}, "direct_response": _answer(404, _NO_SUCH)}
+
+
+def _draining() -> Config:
+    return {
+        "match": {"prefix": "/"},
+        "direct_response": {"status": 503},
+        "response_headers_to_add": [{"header": {"key": "x-should-retry", "value": "true"}}],
+        "typed_per_filter_config": _switched_off(AUTH, RATE_LIMIT),
+    }
+
+
+def _answer(status: int, text: str) -> Config:
+    return {"status": status, "body": {"inline_string": text}}
+
+
+def _routes(one: Served, settings: DoorSettings, replicas: int) -> list[Config]:
+    route: Config = {"match": _match(one), "route": _action(one, settings, replicas)}
+    if one.path == GRPC_STREAM:
+        route["typed_per_filter_config"] = _switched_off(BUFFER)
+    if one.target != GATEWAY or one.methods == READ:
+        return [route]
+    return [_preflight(one, settings, replicas), route]
+
+
+def _preflight(one: Served, settings: DoorSettings, replicas: int) -> Config:
+    """Return the route of a browser's question before a request, which brings no key (CORS)."""
+    asked = Served(one.target, ("OPTIONS",), one.path, one.pattern)
+    match = _match(asked)
+    match["headers"].append({"name": "access-control-request-method", "present_match": True})
+    return {
+        "match": match,
+        "route": _action(asked, settings, replicas),
+        "typed_per_filter_config": _switched_off(AUTH),
+    }
+
+
+def _action(one: Served, settings: DoorSettings, replicas: int) -> Config:
+    """Return what is done with a request that passes."""
+    return {
+        **_destination(one.target, settings),
+        "timeout": "0s",
+        "idle_timeout": seconds(settings.stream_idle_timeout_s),
+        "retry_policy": _retries(settings, replicas),
+    }
+
+
+def _destination(target: str, settings: DoorSettings) -> Config:
+    variant = settings.ab
+    if variant.address is None:
+        return {"cluster": target}
+    other = f"variant_{GRPC if target == GRPC else 'http'}"
+    shares = ((target, "a", 100 - variant.percent), (other, variant.name, variant.percent))
+    destination: Config = {
+        "weighted_clusters": {
+            "clusters": [
+                {
+                    "name": cluster,
+                    "weight": weight,
+                    "response_headers_to_add": [
+                        {
+                            "header": {"key": VARIANT_HEADER, "value": name},
+                            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                        }
+                    ],
+                }
+                for cluster, name, weight in shares
+            ]
+        }
+    }
+    if variant.sticky_header is not None:
+        destination["hash_policy"] = [{"header": {"header_name": variant.sticky_header}}]
+        destination["weighted_clusters"]["use_hash_policy"] = True
+    return destination
+
+
+def _retries(settings: DoorSettings, replicas: int) -> Config:
+    """Return when a request is sent again; never once a byte of its answer has come."""
+    policy: Config = {
+        "retry_on": _RESENT,
+        "num_retries": settings.retries,
+        "retry_back_off": {"base_interval": seconds(_SHORTEST_S), "max_interval": seconds(_LONGEST_S)},
+    }
+    if replicas == 1:
+        return policy
+    return policy | {
+        "retry_on": _RESENT_ELSEWHERE,
+        "num_retries": min(settings.retries, _TRIES_ELSEWHERE),
+        "retriable_headers": [{"name": "x-should-retry", "string_match": {"exact": "true"}}],
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": typed("extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"),
+            }
+        ],
+        "host_selection_retry_max_attempts": 5,
+    }

@@ -10,7 +10,6 @@ import http.client
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,8 @@ import inflight
 from inflight.addresses import nearest_of, read_directly, without_proxy_for_loopback
 from inflight.errors import DeploymentError
 from inflight.serve import shields
-from inflight.serve.log import keep
+from inflight.serve.log import bound, keep
+from inflight.serve.metrics_page import Source
 from inflight.serve.processes import in_words
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import address_of, require_free
@@ -43,8 +43,6 @@ WELL_S = 60
 """Serving for so long ends a row."""
 END_S = 10
 """Seconds beyond the exit timeout until the gateway is killed."""
-MOST_LOG_BYTES = 64 << 20
-"""Bytes of its log. When there are more, they become the log before, ``gateway.log.1``, and the log begins anew."""
 _LOOK_S, _ENGINE_LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 1.0, 2.0, 5.0
 _AWAY = 503
 _LAST_LINES = 5
@@ -93,6 +91,11 @@ class GatewayProcess:
     def model_name(self) -> str:
         """The name that requests give in ``model``."""
         return self._deployment.gateway.model_name or model_name(self._deployment.model)
+
+    @property
+    def metrics(self) -> Source:
+        """Its page of metrics."""
+        return Source(f"{self.url}/metrics", self._api_key)
 
     @property
     def needs_key(self) -> bool:
@@ -183,7 +186,7 @@ class GatewayProcess:
             now = time.monotonic()
             if limit_s is START_S or now - asked >= _PROBE_S:
                 asked = now
-                self._bound_log()
+                bound(self.log_path)
                 if self._answers():
                     answers, limit_s = now, self._deployment.server.hang_timeout_s
                     self._answered.set()
@@ -197,12 +200,6 @@ class GatewayProcess:
         code = self.process.returncode
         return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
 
-    def _bound_log(self) -> None:
-        """Begin the log anew where it is long; what is written in this moment may be lost."""
-        if self.log_path.stat().st_size > MOST_LOG_BYTES:
-            shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
-            os.truncate(self.log_path, 0)
-
     def _spawn(self) -> None:
         deployment = self._deployment
         sections = {name: getattr(deployment, name).model_dump(mode="json") for name in ("server", "gateway")}
@@ -210,7 +207,7 @@ class GatewayProcess:
         self._process = subprocess.Popen(
             [
                 shields.util_linux("setpriv"),
-                *("--pdeathsig", "TERM", "--", sys.executable, "-P", "-m", "inflight.gateway"),
+                *("--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", "inflight.gateway"),
                 *(str(self._directory.resolve()), "--sections", json.dumps(sections)),
             ],
             env=_environment(),
@@ -227,6 +224,12 @@ class GatewayProcess:
         except (OSError, http.client.HTTPException) as error:
             return not ready and getattr(error, "code", None) == _AWAY
         return True
+
+    def _api_key(self) -> str | None:
+        """Return one of the API keys, where it needs one; its file is read each time, as it may change."""
+        path = self._deployment.gateway.api_keys_file
+        lines = path.read_text(encoding="ascii").splitlines() if path is not None else []
+        return next((key for line in lines if (key := line.strip()) and not key.startswith("#")), None)
 
     def _end(self) -> str:
         """End the process: SIGTERM, its exit timeout, then SIGKILL. Return how it ended."""

@@ -65,6 +65,7 @@ _OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
 _OF_MODELS: dict[str, Any] = {"own": True, "served_by": (PYTORCH, TRTLLM)}
 _PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
 _SCORES: dict[str, Any] = {"own": True, "served_by": (PYTORCH,)}
+_RESUME: dict[str, Any] = {"own": True, "served_by": (PYTORCH, "replay")}
 _GUIDE: dict[str, Any] = {"ragged": True, "served_by": (PYTORCH, TRTLLM)}
 
 ENGINE_INPUTS: tuple[Tensor, ...] = (
@@ -163,6 +164,9 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),
     _scalar("stream_key", INT64, "with stop: end this stream only", own=True),
     _scalar("heartbeat", BOOL, "send empty responses while the request has nothing to say", own=True),
+    Tensor("resumed_ids", INT32, (-1,), "what an earlier run of the request has generated", ragged=True, **_RESUME),
+    Tensor("resumed_log_probs", FP32, (-1,), "their log-probs; needed with return_log_probs", ragged=True, **_RESUME),
+    _scalar("return_token_ids", BOOL, "fill token_ids and used_seed, which resume a stream", neutral=False, **_RESUME),
     _scalar("trace_context", BYTES, "the request's trace; from the tokenizer, where traces are on", **_OWN),
     _scalar("inspect", BOOL, "alone: answer with `snapshot` and do nothing else", neutral=False, **_OWN),
 )
@@ -203,6 +207,8 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("prompt_top_log_prob_ids", INT32, "the likeliest in the place of each [n - 1, k]", (-1, -1), own=True),
     _output("prompt_top_log_probs", FP32, "their log-probs [n - 1, k]", (-1, -1), own=True),
     _output("embedding", FP32, "with pooling: the hidden state behind the last norm [hidden]", (-1,), own=True),
+    _output("token_ids", INT32, "ids of the response's new tokens [n]", (-1,), own=True),
+    _output("used_seed", UINT64, "with a sampled sequence's first response: what it is sampled by", own=True),
 )
 """What the engine says about a request and the detokenizer hands through to the client."""
 
@@ -214,6 +220,8 @@ _STREAM_STATE = (
     _output("stream_key", INT64, "the stream's key, unique while the engine lives", own=True),
     _output("text_limit", INT32, "characters of the generated text that may be shown so far", own=True),
     _output("echo_length", INT32, "how many leading output_ids are the prompt", own=True),
+    _output("resumed_output_ids", INT32, "with the first response: resumed_ids, already shown", (-1,), own=True),
+    _output("resumed_text_limit", INT32, "how many characters of their text could be shown", own=True),
     _output("failure", BYTES, "with the last response of a request that fails: Triton's code, message", (2,), own=True),
     _output("trace_span", BYTES, "with a sequence's last response, where it is traced: its request's span", own=True),
 )
@@ -299,7 +307,7 @@ _PASSED_TO_ENGINE = (
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
     "guide_start_ids "
     "min_p num_top_log_probs num_prompt_log_probs log_prob_token_ids pooling ignore_eos final_perf_metrics priority "
-    "deadline_ms client_id lora_name"
+    "deadline_ms client_id lora_name resumed_ids resumed_log_probs return_token_ids"
 ).split()
 ENSEMBLE_INPUTS = (
     *TOKENIZER_INPUTS,

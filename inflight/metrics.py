@@ -115,6 +115,11 @@ REQUESTS = (
         "known how many sequences it has counts once",
         labels={"outcome": ()},
     ),
+    MetricFamily(
+        "inflight_resumed_requests_total",
+        "Sequences that went on behind what an earlier run had generated",
+        engines=("pytorch", "replay"),
+    ),
     MetricFamily("inflight_running_requests", "Sequences in the running batch"),
     MetricFamily("inflight_waiting_requests", "Sequences in the queue"),
     _stage("inflight_queue_limit", "Sequences that may wait; one more is refused", (ENGINE,)),

@@ -35,8 +35,9 @@ class Chunk(NamedTuple):
 
     @property
     def prefills(self) -> bool:
-        """Whether it computes the prompt, or what a preemption has lost."""
-        return self.start < max(len(self.sequence.request.prompt), self.sequence.computed_before)
+        """Whether it computes the prompt, what an earlier run has generated, or what a preemption has lost."""
+        request = self.sequence.request
+        return self.start < max(len(request.prompt) + len(request.resumed_ids), self.sequence.computed_before)
 
     @property
     def recomputed(self) -> int:

@@ -105,6 +105,8 @@ class ReplayEngine:
         """Take a request."""
         request.arrival_ns = request.arrival_ns or self._clock()
         metrics = RequestMetrics(request.arrival_ns, prompt_tokens=len(request.prompt))
+        metrics.resumed_tokens = len(request.resumed_ids)
+        self.stats.resumed_requests += bool(request.resumed_ids)
         self._waiting.append(_OpenRequest(request, metrics))
 
     def cancel(self, key: int) -> None:
@@ -169,14 +171,15 @@ class ReplayEngine:
     def _give(self, one: _OpenRequest, now: int) -> Output:
         """Give one token."""
         request, metrics, due = one.request, one.metrics, one.due_ns
-        output = Output(request.key, [request.prompt[metrics.generated_tokens % len(request.prompt)]], metrics=metrics)
+        place = metrics.resumed_tokens + metrics.generated_tokens
+        output = Output(request.key, [request.prompt[place % len(request.prompt)]], metrics=metrics)
         one.due_ns = self._next_tick(now) if self._on_ticks else due + self._step_ns
         previous_ns = metrics.last_token_ns
         metrics.generated_tokens += 1
         metrics.last_token_ns = self._clock()
         metrics.first_token_ns = metrics.first_token_ns or metrics.last_token_ns
         self.stats.count_sampled(metrics, 1, previous_ns)
-        if metrics.generated_tokens == request.sampling.max_tokens:
+        if place + 1 == request.sampling.max_tokens:
             output.finish_reason = FinishReason.LENGTH
             self._end(one, output, due)
         return output

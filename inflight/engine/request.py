@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import NamedTuple
@@ -19,6 +20,9 @@ from inflight.sampling import SamplingParams, asked_beside
 
 _BESIDE_POOLING = ("pooling", "max_tokens", "end_ids")
 """The parameters that a request for an embedding may have; the ensemble sends the last two with each request."""
+_NOT_RESUMED = ("beam_width", "pooling", "context_logits", "prompt_log_probs")
+_BESIDE_RESUMED = frozenset(part.name for part in fields(SamplingParams)) - set(_NOT_RESUMED)
+"""The parameters that a resumed request may have."""
 
 
 class FinishReason(StrEnum):
@@ -61,8 +65,22 @@ class Request:
     key: int = field(default_factory=new_stream_key)
     """The stream's key: the engine gives it out and takes it back to cancel. Random, so that it cannot be guessed and
     does not come again after a restart."""
+    resumed_ids: list[int] = field(default_factory=list)
+    """What an earlier run of this request has generated: the sequence goes on behind it, as that run would have."""
+    resumed_log_prob: float = 0.0
+    """The sum of their log-probs, with ``sampling.log_probs``."""
     arrival_ns: int = 0
     """Set when the request is submitted."""
+    seed: int | None = None
+    """The seed of its random numbers, which an engine that samples sets when the request is submitted."""
+    resumed_text_limit: int | None = None
+    """With stop strings: how many characters of the text of ``resumed_ids`` could be shown; set then too."""
+
+    def begin(self) -> int:
+        """Set when it was submitted, unless that is known, and its seed, which is drawn unless it asks for one."""
+        self.arrival_ns = self.arrival_ns or time.time_ns()
+        self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
+        return self.seed
 
 
 @dataclass(slots=True)
@@ -76,7 +94,10 @@ class RequestMetrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    resumed_tokens: int = 0
+    """Tokens that an earlier run of the request has generated."""
     generated_tokens: int = 0
+    """By this run."""
     new_blocks: int = 0
     reused_blocks: int = 0
     total_blocks: int = 0
@@ -220,6 +241,7 @@ def check_request(request: Request, vocab_size: int, max_length: int, by_client:
     sampling = request.sampling
     named = {
         "input_ids": request.prompt,
+        "resumed_ids": request.resumed_ids,
         "embedding_bias": list(sampling.logit_bias),
         "log_prob_token_ids": sampling.log_prob_ids,
         "bad_words_list": [token for bad in sampling.bad_sequences for token in bad],
@@ -231,10 +253,24 @@ def check_request(request: Request, vocab_size: int, max_length: int, by_client:
     if sampling.pooling is not None:
         for name in asked_beside(sampling, _BESIDE_POOLING):
             raise UnsupportedFeature(f"{name} is not supported with pooling, which generates nothing")
+    if request.resumed_ids:
+        _check_resumed(request, max_length)
     banned = {bad[0] for bad in sampling.bad_sequences if len(bad) == 1}
     banned |= {token for token, bias in sampling.logit_bias.items() if bias == -math.inf}
     if len(banned) == vocab_size:
         raise every_token_is_banned()
+
+
+def _check_resumed(request: Request, max_length: int) -> None:
+    """Check that a request can have come so far and go on. Raises as ``check_request`` does."""
+    sampling, count = request.sampling, len(request.resumed_ids)
+    for name in asked_beside(sampling, _BESIDE_RESUMED):
+        raise UnsupportedFeature(f"{name} is not supported with resumed_ids")
+    if count >= (most := longest(request, max_length) - len(request.prompt)):
+        raise InvalidRequest(f"resumed_ids has {count} tokens; it must have fewer than the {most} that the answer may")
+    ends = () if sampling.ignore_eos else sampling.end_ids
+    if (end := next((token for token in request.resumed_ids if token in ends), None)) is not None:
+        raise InvalidRequest(f"resumed_ids has token {end}, which is an end id; the answer ended with it")
 
 
 def every_token_is_banned() -> InvalidRequest:

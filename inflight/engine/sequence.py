@@ -28,7 +28,7 @@ from inflight.engine.request import (
     sort_key,
 )
 from inflight.engine.stats import EngineStats
-from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest
 from inflight.text.stops import StopTextLimit
 
 if TYPE_CHECKING:  # it needs llguidance, and not every engine has guides
@@ -102,6 +102,7 @@ class Sequence:
         self.tokens = list(self.request.prompt)
         self.batch_rows = self.request.sampling.beam_width
         self.metrics = RequestMetrics(self.request.arrival_ns, prompt_tokens=len(self.tokens))
+        self.metrics.resumed_tokens = len(self.request.resumed_ids)
 
     @property
     def longest(self) -> int:
@@ -139,8 +140,19 @@ class Sequence:
         leader = self.leader
         return [leader, *leader.forks]
 
+    def resume(self, stats: EngineStats) -> InflightError | None:
+        """Take over what an earlier run of the request has generated; return why it cannot go on behind it, if so."""
+        request = self.request
+        for place, token in enumerate(request.resumed_ids):
+            if self._ends_with(token):
+                return InvalidRequest(f"resumed_ids completes a stop word with token {place}; the answer ended there")
+        if self.stop_text is not None:
+            request.resumed_text_limit = self.stop_text.limit
+        stats.resumed_requests += 1
+        return None
+
     def obey(self, guide: GuideState) -> None:
-        """Follow a guide from its first generated token on."""
+        """Follow a guide from its first generated token on; it has those that were resumed already."""
         self.guide = guide
 
     def admit(self, table: BlockTable) -> None:
@@ -150,7 +162,8 @@ class Sequence:
         metrics = self.metrics
         if not metrics.first_scheduled_ns:
             metrics.first_scheduled_ns = time.time_ns()
-            metrics.cached_tokens, metrics.reused_blocks = table.cached_tokens, table.reused_blocks
+            metrics.reused_blocks = table.reused_blocks
+            metrics.cached_tokens = min(table.cached_tokens, metrics.prompt_tokens)
 
     def release(self) -> list[BlockTable]:
         """Stop running, with all beams; return the block tables, to be freed. They count in the request's metrics."""
@@ -270,15 +283,11 @@ class Sequence:
         if token in sampling.end_ids and not sampling.ignore_eos:
             stats.count_sampled(self.metrics, 0, previous_ns)
             return FinishReason.STOP
-        self.tokens.append(token)
         if self.guide is not None:
             self.guide.push(token)
         self.metrics.generated_tokens += 1
         stats.count_sampled(self.metrics, 1, previous_ns)
-        may_stop = self.generated >= sampling.min_tokens
-        if self.stop_text is not None and self.stop_text.push(token, may_stop):
-            return FinishReason.STOP
-        if may_stop and self._ends_with_stop_sequence():
+        if self._ends_with(token):
             return FinishReason.STOP
         if self.guide is not None and self.guide.is_over():
             return FinishReason.STOP
@@ -288,13 +297,18 @@ class Sequence:
 
     def expiry_output(self) -> Output:
         """Return the last output of a sequence that its deadline ends."""
-        if self.metrics.first_token_ns:
+        if self.metrics.first_token_ns or self.generated:
             return Output(self.request.key, finish_reason=FinishReason.DEADLINE)
         error = DeadlineExceeded("the request's deadline passed before its first token")
         return Output(self.request.key, error=error)
 
-    def _ends_with_stop_sequence(self) -> bool:
-        return any(
+    def _ends_with(self, token: int) -> bool:
+        """Add a token; return whether it completes a stop string or a stop sequence."""
+        self.tokens.append(token)
+        may_stop = self.generated >= self.request.sampling.min_tokens
+        if self.stop_text is not None and self.stop_text.push(token, may_stop):
+            return True
+        return may_stop and any(
             len(stop) <= self.generated and tuple(self.tokens[-len(stop) :]) == stop
             for stop in self.request.sampling.stop_sequences_by_last.get(self.tokens[-1], ())
         )

@@ -43,6 +43,7 @@ class RequestState:
     cached_tokens: int
     """Prompt tokens that came from the prefix cache."""
     generated_tokens: int
+    """With those that an earlier run has generated, where it is resumed."""
     max_tokens: int
     preemptions: int
     age_s: float
@@ -148,7 +149,7 @@ def describe(request: Request, metrics: RequestMetrics, waits: bool, now_ns: int
         priority=request.priority,
         prompt_tokens=len(request.prompt),
         cached_tokens=metrics.cached_tokens,
-        generated_tokens=metrics.generated_tokens,
+        generated_tokens=metrics.resumed_tokens + metrics.generated_tokens,
         max_tokens=request.sampling.max_tokens,
         preemptions=metrics.preemptions,
         age_s=round((now_ns - request.arrival_ns) / 1e9, 4),

@@ -144,6 +144,7 @@ class EngineStats:
     iterations: int | None = None
     """The number that the engine itself gives its last step; None: it gives none, and the steps are its count."""
     kv_blocks_reused: int = 0
+    resumed_requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0

@@ -83,7 +83,7 @@ class Postprocessor:
         """Return a row's new text, one per beam; only a request with a single response has several beams."""
         key = int(arrays["stream_key"].reshape(-1)[row])
         beams = self.beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
-        stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
+        stream = self._streams.pop(key, None) or self._new_stream(arrays, row)
         if not final:
             self._streams.keep(key, stream)
         streams = [stream, *(StreamText(self._tokenizer) for _ in beams[1:])]
@@ -100,21 +100,32 @@ class Postprocessor:
             deltas[index] = delta._replace(text=whole[: len(whole) - hidden])
         return deltas
 
-    def beams(self, output_ids: np.ndarray, lengths: list[int]) -> list[list[int]]:
+    def _new_stream(self, arrays: Mapping[str, np.ndarray], row: int) -> StreamText:
+        """Return the text of a stream that begins, or goes on behind what an earlier run has generated."""
+        stream = StreamText(self._tokenizer)
+        if "resumed_output_ids" in arrays:
+            ids = arrays["resumed_output_ids"][row].reshape(1, -1)
+            (resumed,) = self.beams(ids, [ids.size], "resumed_output_ids")
+            stream.push(resumed, _scalar(arrays, "resumed_text_limit", row), final=False)
+        return stream
+
+    def beams(self, output_ids: np.ndarray, lengths: list[int], name: str = "output_ids") -> list[list[int]]:
         """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count.
+
+        ``name``: the tensor that they come from.
 
         Raises:
             InvalidRequest: they do not fit together, or an id is no token's.
         """
         if len(lengths) != len(output_ids) or not all(0 <= length <= output_ids.shape[-1] for length in lengths):
-            raise InvalidRequest(f"sequence_length is {lengths}; it must fit output_ids, {list(output_ids.shape)}")
+            raise InvalidRequest(f"sequence_length is {lengths}; it must fit {name}, {list(output_ids.shape)}")
         if self._max_length is not None and output_ids.shape[-1] > self._max_length:
-            raise InvalidRequest(f"output_ids has rows of {output_ids.shape[-1]} ids; the limit is {self._max_length}")
+            raise InvalidRequest(f"{name} has rows of {output_ids.shape[-1]} ids; the limit is {self._max_length}")
         beams = [ids[:length].tolist() for ids, length in zip(output_ids, lengths, strict=True)]
         size = self._tokenizer.config.vocab_size
         for token in (edge for ids in beams if ids for edge in (min(ids), max(ids))):
             if not 0 <= token < size:
-                raise InvalidRequest(f"output_ids has token {token}; it must be between 0 and {size - 1}")
+                raise InvalidRequest(f"{name} has token {token}; it must be between 0 and {size - 1}")
         return beams
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from inflight.contract import ENGINE_INPUTS
 from inflight.engine.kvcache.retention import Retention, retention_of
 from inflight.engine.request import Request
-from inflight.errors import InvalidRequest
+from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import (
     Inputs,
     check_number,
@@ -60,6 +60,7 @@ class OutputOptions:
     batch_size: int
     sequences: int
     return_num_cached_tokens: bool = False
+    return_token_ids: bool = False
 
 
 _FLAGS = [name for name, kind in get_type_hints(OutputOptions).items() if kind is bool]
@@ -115,10 +116,14 @@ def read_request(
         if len(client) > _MAX_CLIENT_ID:
             raise InvalidRequest(f"client_id has {len(client)} characters; it may have {_MAX_CLIENT_ID}")
         retention = _retention(inputs, row, len(prompt))
+        resumed_ids, log_prob = _resumed(inputs, options, sampling)
         for sequence in range(options.sequences):
             if sequence:
                 sampling = _next_sequence(sampling)
-            request = Request(prompt, sampling, request_id, priority, lora, deadline, client, retention)
+            request = Request(
+                prompt, sampling, request_id, priority, lora, deadline, client, retention,
+                resumed_ids=resumed_ids, resumed_log_prob=log_prob,
+            )  # fmt: skip
             subrequests.append(SubRequest(request, row, sequence))
     return options, subrequests
 
@@ -139,6 +144,8 @@ def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOp
     check_sequences(sequences, limits)
     if inputs.common("beam_width", 1) > 1 and sequences > 1:
         raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
+    if "return_token_ids" in inputs and inputs.common("beam_width", 1) > 1:
+        raise UnsupportedFeature("return_token_ids is not supported with beam_width above 1, which cannot be resumed")
     if sequences > 1 and "pooling" in inputs:
         raise InvalidRequest("num_return_sequences is above 1; a prompt has one embedding (pooling)")
     return OutputOptions(
@@ -185,6 +192,27 @@ def _guide(inputs: Inputs, row: int) -> Guide | None:
     start_ids = inputs.vector("guide_start_ids", row).reshape(-1).tolist()
     kind, text = (inputs.string(f"guided_decoding_{name}", row) for name in ("guide_type", "guide"))
     return Guide.read(kind, text, tuple(start_ids))
+
+
+def _resumed(inputs: Inputs, options: OutputOptions, sampling: SamplingParams) -> tuple[list[int], float]:
+    """Read what an earlier run of the request has generated; return its ids and the sum of their log-probs."""
+    ids, log_probs = (inputs.vector(name, 0).reshape(-1) for name in ("resumed_ids", "resumed_log_probs"))
+    if ids.size:
+        if options.sequences > 1 or inputs.rows > 1:
+            what = "num_return_sequences above 1" if options.sequences > 1 else "a batch of rows"
+            raise UnsupportedFeature(f"{what} is not supported with resumed_ids, which are those of one sequence")
+        if not (options.streaming or options.exclude_input_in_output):
+            raise InvalidRequest("exclude_input_in_output is false; with resumed_ids only new text is returned")
+        if ids.size >= sampling.max_tokens:
+            most = sampling.max_tokens
+            raise InvalidRequest(f"resumed_ids has {ids.size} tokens; it must have fewer than max_tokens, {most}")
+    wanted = ids.size if sampling.log_probs else 0
+    if log_probs.size != wanted:
+        limit = f"{wanted}: one for each of resumed_ids with return_log_probs, and else none"
+        raise InvalidRequest(f"resumed_log_probs has {log_probs.size} values; it must have {limit}")
+    if not np.isfinite(log_probs).all():
+        raise InvalidRequest("resumed_log_probs has a value that is not finite")
+    return ids.tolist(), sum(log_probs.tolist())
 
 
 def _deadline_ns(inputs: Inputs, row: int) -> int | None:

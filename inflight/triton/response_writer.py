@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from inflight.engine.request import PER_TOKEN, Output
+from inflight.engine.request import PER_TOKEN, Output, Request
 from inflight.triton.request_reader import OutputOptions, SubRequest
 
 Arrays = dict[str, np.ndarray]
 
 FAILURE = "failure"
-_PADDED = ("output_log_probs", "prompt_log_probs", "prompt_top_log_prob_ids", "prompt_top_log_probs")
+_PADDED = ("token_ids", "output_log_probs", "prompt_log_probs", "prompt_top_log_prob_ids", "prompt_top_log_probs")
 """What has -1 behind a short row of a batch."""
 
 
@@ -74,7 +74,21 @@ def to_arrays(
         "num_cached_tokens": _cached_tokens(output) if options.return_num_cached_tokens else None,
     }
     arrays |= {name: np.array([[value]], np.int32) for name, value in numbers.items() if value is not None}
+    if options.return_token_ids:
+        arrays["token_ids"] = np.array([output.tokens], np.int32)
     return arrays | _scores(output, subrequest, options, cum_log_prob) | _metrics(output, options)
+
+
+def opening(request: Request, options: OutputOptions) -> Arrays:
+    """Return what the first response of a sequence carries besides: what it is sampled by, and what was resumed."""
+    arrays: Arrays = {}
+    if options.return_token_ids and request.seed is not None and not request.sampling.greedy:
+        arrays["used_seed"] = np.array([[request.seed]], np.uint64)
+    if options.heartbeat and request.resumed_ids:  # the detokenizer follows
+        arrays["resumed_output_ids"] = np.array([request.resumed_ids], np.int32)
+        if request.resumed_text_limit is not None:
+            arrays["resumed_text_limit"] = np.array([[request.resumed_text_limit]], np.int32)
+    return arrays
 
 
 def _cached_tokens(output: Output) -> int | None:

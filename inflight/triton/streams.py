@@ -59,9 +59,15 @@ class _SequenceStream:
     pending: Output | None = None
     context_logits: np.ndarray | None = None
     """Kept until the last response, which carries them."""
-    generated: int = 0
-    """Tokens sent so far."""
-    cum_log_prob: float = 0.0
+    begun: bool = False
+    """Whether it has sent a response."""
+    generated: int = field(init=False)
+    """Tokens sent so far, by an earlier run too."""
+    cum_log_prob: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.subrequest.request
+        self.generated, self.cum_log_prob = len(request.resumed_ids), request.resumed_log_prob
 
 
 @dataclass(slots=True)
@@ -282,6 +288,9 @@ class ResponseStreams:
         sequence.cum_log_prob += sum(output.log_probs or ())
         subrequest, generated, cum_log_prob = sequence.subrequest, sequence.generated, sequence.cum_log_prob
         arrays = response_writer.to_arrays(output, subrequest, stream.options, generated, cum_log_prob)
+        if not sequence.begun:
+            sequence.begun = True
+            arrays |= response_writer.opening(subrequest.request, stream.options)
         if not self._decoupled:
             stream.rows[subrequest.batch_index] = arrays
             if not final:

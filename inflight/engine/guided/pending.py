@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from inflight.engine.guided.compiler import Compilation, GuideCompiler
+from inflight.engine.guided.compiler import Compilation, CompiledGuide, GuideCompiler
 from inflight.engine.guided.state import GuideState
 from inflight.engine.guided.vocabulary import Vocabulary
-from inflight.engine.request import Output
+from inflight.engine.request import Output, Request
 from inflight.engine.sequence import Sequence
-from inflight.errors import InflightError
+from inflight.errors import InflightError, InvalidRequest
 from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings
 from inflight.text.tokenizer import Tokenizer
@@ -61,4 +61,17 @@ class PendingGuides:
         result = self._compiler.result(compilation)
         if isinstance(result, InflightError):
             return Output(request.key, error=result)
-        return None if result is None else GuideState(result, request.sampling)
+        return None if result is None else _guide_state(result, request)
+
+
+def _guide_state(compiled: CompiledGuide, request: Request) -> GuideState | Output:
+    """Return the guide behind what an earlier run of the request has generated, or the output that refuses it."""
+    state = GuideState(compiled, request.sampling)
+    for place, token in enumerate(request.resumed_ids):
+        if not state.follow(token):
+            told = f"resumed_ids has token {token} at {place}; guided_decoding_guide does not allow it there"
+            return Output(request.key, error=InvalidRequest(told))
+    if state.is_over():
+        told = "resumed_ids completes guided_decoding_guide; the answer ended there"
+        return Output(request.key, error=InvalidRequest(told))
+    return state

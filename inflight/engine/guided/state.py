@@ -63,6 +63,13 @@ class GuideState:
         self._recent = (*self._recent, token)[-len(self._start_ids) :]
         self._holds = self._recent == self._start_ids
 
+    def follow(self, token: int) -> bool:
+        """Take over a token that an earlier run has generated; return whether the guide allows it."""
+        if self._holds and (token in self._end_ids or not self._matcher.validate_tokens([token])):
+            return False
+        self.push(token)
+        return True
+
     def is_over(self) -> bool:
         """Return whether the guide is complete and allows nothing more."""
         return self._holds and self._matcher.is_stopped() and not self._matcher.is_error()

@@ -204,6 +204,7 @@ class TracedSender:
                 "gen_ai.usage.cache_read.input_tokens": self._total("cached_tokens"),
                 "gen_ai.usage.output_tokens": self._total("generated_tokens"),
             }
+            | ({"inflight.resumed_tokens": resumed} if (resumed := self._total("resumed_tokens")) else {})
         )
 
     def _write(self, end: SpanEnd) -> None:
@@ -246,6 +247,7 @@ class TracedSender:
             "trace_id": self._trace.trace_id if self._trace else "",
             "outcome": end.attributes["inflight.outcome"],
             **{name: self._total(name) for name in ("prompt_tokens", "cached_tokens", "generated_tokens")},
+            **({"resumed_tokens": resumed} if (resumed := self._total("resumed_tokens")) else {}),
             **longest,
             "total_ms": _milliseconds(self._began_ns, time.time_ns()),
         }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.hostile.front import CHAT, GENERATE, Front
 from benchmarks.hostile.slowness import answers_of
 
-_PATHS = (
+PATHS = (
     "/v2/../v2/models/ensemble/config",
     "/v2/models/../../etc/passwd",
     "/v2/models/%2e%2e/%2e%2e/etc/passwd",
@@ -40,7 +40,7 @@ _SMUGGLED = b"POST /v2/systemsharedmemory/region/x/register HTTP/1.1\r\nHost: x\
 
 def paths(front: Front) -> Iterator[str]:
     """Send a request to each odd path, on both ports."""
-    for path in _PATHS:
+    for path in PATHS:
         for address in (front.places.http, front.gateway):
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}"
             yield answers_of(address, head.encode())

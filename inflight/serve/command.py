@@ -62,6 +62,9 @@ def serve(
         typer.Option(help="Format of the log lines; the deployment's by default.", show_default=False),
     ] = None,
     no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Serve no Prometheus metrics.")] = False,
+    door: Annotated[
+        bool | None, typer.Option("--door/--no-door", help="Have Envoy own the ports; the deployment's by default.")
+    ] = None,
     no_gateway: Annotated[bool, typer.Option("--no-gateway", help="Serve no OpenAI API.")] = False,
 ) -> None:
     """Serve a deployment until Ctrl-C."""
@@ -81,7 +84,10 @@ def serve(
             deployment = override_server(load_deployment(chosen), overrides)
             observability = deployment.observability.model_copy(update=shown)  # which the stages are told
             gateway = deployment.gateway.model_copy(update=front)
-            deployment = deployment.model_copy(update={"observability": observability, "gateway": gateway})
+            chosen_door = {} if door is None else {"enabled": door}
+            sections = {"observability": observability, "gateway": gateway}
+            sections["door"] = deployment.door.model_copy(update=chosen_door)
+            deployment = deployment.model_copy(update=sections)
             _serve(chosen, deployment, triton, signals)
     except DeploymentError as error:
         _fail(str(error))
@@ -185,7 +191,7 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals
     except KeyboardInterrupt:
         signals.ignore()  # a second Ctrl-C must not interrupt the clean-up: nothing is left running
         _console.print("stopping")
-        service.begin_stop()
+        service.drain()
     finally:
         signals.ignore()
         service.stop()
@@ -193,31 +199,33 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals
 
 def _banner(service: Service, seconds: float) -> str:
     running, gateway, deployment = service.server, service.gateway, service.deployment
-    server = deployment.server
+    server, secure = deployment.server, "s" if deployment.door.tls.certificate else ""
     host = nearest_of(server.host)
-    http = f"http://{host}:{server.http_port}"
-    metrics = f"http://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
+    http = f"http{secure}://{host}:{server.http_port}"
+    grpc = f"{'grpcs://' if secure else ''}{host}:{server.grpc_port}"
+    metrics = f"http{secure}://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
     status = f"\n  status   http://{host}:{server.status_port}/status" if server.status_port else ""
     memory = "".join(f"\n  {line}" for line in KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace")))
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
+    openai = f"http{secure}://{nearest_of(deployment.gateway.host or server.host)}:{deployment.gateway.port}"
     return f"""\
 ready in {seconds:.1f} s on {server.host}: {deployment.model}
-  OpenAI   {f"{gateway.url}/v1, log {gateway.log_path}" if gateway else "off"}
+  OpenAI   {f"{openai}/v1, log {gateway.log_path}" if gateway else "off"}
   HTTP     {http}
   gRPC     {host}:{server.grpc_port}
   metrics  {metrics}{status}
   log      {running.log_path}{memory}
 try:
-{f"  {_openai_call(gateway)}{chr(10)}" if gateway else ""}\
+{f"  {_openai_call(gateway, openai)}{chr(10)}" if gateway else ""}\
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
-  {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}
+  {Path(sys.argv[0])} chat --url {grpc}
 Ctrl-C stops it."""
 
 
-def _openai_call(gateway: GatewayProcess) -> str:
+def _openai_call(gateway: GatewayProcess, url: str) -> str:
     """Return a command that shows OpenAI's API."""
     key = " -H 'authorization: Bearer KEY'" if gateway.needs_key else ""
     body = json.dumps(
         {"model": gateway.model_name, "messages": [{"role": "user", "content": "What is in-flight batching?"}]}
     )
-    return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
+    return f"curl -s {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"

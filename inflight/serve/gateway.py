@@ -24,10 +24,11 @@ from inflight.addresses import nearest_of, read_directly, without_proxy_for_loop
 from inflight.errors import DeploymentError
 from inflight.serve import shields
 from inflight.serve.log import bound, keep
-from inflight.serve.metrics_page import Source
+from inflight.serve.metrics_page import read_page
 from inflight.serve.processes import in_words
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import address_of, require_free
+from inflight.settings.api_keys import read_keys
 from inflight.settings.deployment import Deployment, model_name
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,13 @@ _LAST_LINES = 5
 class GatewayProcess:
     """The gateway of one deployment. A thread of its own keeps it running, from ``start`` to ``stop``."""
 
-    def __init__(self, directory: Path, deployment: Deployment) -> None:
-        """``deployment`` is that of ``directory``, with the command's overrides."""
+    def __init__(self, directory: Path, deployment: Deployment, public_port: int | None = None) -> None:
+        """``deployment`` is that of ``directory``, with the command's overrides.
+
+        ``public_port`` is the port by which it is known, where it is not its own.
+        """
         self._directory, self._deployment = directory, deployment
+        self._public_port = public_port or deployment.gateway.port
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._log: TextIO | None = None
@@ -71,9 +76,14 @@ class GatewayProcess:
         return self._deployment.gateway.host or self._deployment.server.host
 
     @property
+    def address(self) -> str:
+        """``host:port`` at which this machine reaches it."""
+        return f"{nearest_of(self.host)}:{self._deployment.gateway.port}"
+
+    @property
     def url(self) -> str:
         """Where this machine reaches it."""
-        return f"http://{nearest_of(self.host)}:{self._deployment.gateway.port}"
+        return f"http://{self.address}"
 
     @property
     def log_path(self) -> Path:
@@ -91,11 +101,6 @@ class GatewayProcess:
     def model_name(self) -> str:
         """The name that requests give in ``model``."""
         return self._deployment.gateway.model_name or model_name(self._deployment.model)
-
-    @property
-    def metrics(self) -> Source:
-        """Its page of metrics."""
-        return Source(f"{self.url}/metrics", self._api_key)
 
     @property
     def needs_key(self) -> bool:
@@ -151,6 +156,15 @@ class GatewayProcess:
             self._folder.cleanup()
         self._thread = self._log = self._folder = None
 
+    def metrics(self) -> str | None:
+        """Return its page of metrics; None: it is away, or the file of API keys is, of which it needs one."""
+        path, key = self._deployment.gateway.api_keys_file, None
+        try:
+            key = read_keys(path, "gateway.api_keys_file")[1][0] if path is not None else None
+        except DeploymentError:
+            return None
+        return read_page(f"{self.url}/metrics", key)
+
     def _keep(self) -> None:
         """Run the process again and again, until it is to stop; once, where it never answers."""
         in_a_row = 0
@@ -168,7 +182,7 @@ class GatewayProcess:
             self._tried.set()
 
     def _pause(self, how: str, pause_s: int) -> None:
-        kept = keep(self.log_path, f"crash-{self._deployment.gateway.port}.log")
+        kept = keep(self.log_path, f"crash-{self._public_port}.log")
         where = f"; its log is kept in {kept}" if kept else ""
         log.warning("the gateway %s; it restarts in %d s%s", how, pause_s, where)
         self.restarts += 1
@@ -224,12 +238,6 @@ class GatewayProcess:
         except (OSError, http.client.HTTPException) as error:
             return not ready and getattr(error, "code", None) == _AWAY
         return True
-
-    def _api_key(self) -> str | None:
-        """Return one of the API keys, where it needs one; its file is read each time, as it may change."""
-        path = self._deployment.gateway.api_keys_file
-        lines = path.read_text(encoding="ascii").splitlines() if path is not None else []
-        return next((key for line in lines if (key := line.strip()) and not key.startswith("#")), None)
 
     def _end(self) -> str:
         """End the process: SIGTERM, its exit timeout, then SIGKILL. Return how it ended."""

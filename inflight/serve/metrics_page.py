@@ -6,7 +6,6 @@ import http.client
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 from inflight.addresses import read_directly
 from inflight.metrics import FAMILIES, PART_UP, READY, RESTARTS, MetricFamily
@@ -15,38 +14,31 @@ from inflight.serve.status import Status
 SOURCE_S = 1.0
 """How long one part may take for its page; one that takes longer is left out."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Page = Callable[[], str | None]
+"""Returns the page of one part; None: the part is away."""
 _ABOUT = ("HELP", "TYPE")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A part that has a page of its own."""
-
-    url: str
-    api_key: Callable[[], str | None] = lambda: None
-    """Returns the key that its page needs, if it needs one. Raises OSError or ValueError: it cannot be read."""
-
-    def read(self) -> str | None:
-        """Return the page; None: the part is away."""
-        try:
-            key = self.api_key()
-            headers = {"authorization": f"Bearer {key}"} if key else {}
-            return read_directly(urllib.request.Request(self.url, headers=headers), SOURCE_S).decode(errors="replace")
-        except (OSError, ValueError, http.client.HTTPException):  # the second: a file of keys that is none
-            return None
+def read_page(url: str, api_key: str | None = None) -> str | None:
+    """Return the page of metrics of a part; None: the part is away."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        return read_directly(urllib.request.Request(url, headers=headers), SOURCE_S).decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return None
 
 
 class MetricsPage:
     """Collects the page. It is the same whichever parts are away, but for what these would say."""
 
-    def __init__(self, status: Status, sources: Mapping[str, Source]) -> None:
-        """``sources`` are the parts by their names."""
-        self._status, self._sources = status, dict(sources)
-        self._readers = ThreadPoolExecutor(max(1, len(self._sources)), thread_name_prefix="metrics-page")
+    def __init__(self, status: Status, parts: Mapping[str, Page]) -> None:
+        """``parts`` are the parts' own pages by their names."""
+        self._status, self._parts = status, dict(parts)
+        self._readers = ThreadPoolExecutor(max(1, len(self._parts)), thread_name_prefix="metrics-page")
 
     def collect(self) -> bytes:
         """Return the page, after little more than ``SOURCE_S`` at the latest."""
-        reads = {name: self._readers.submit(source.read) for name, source in self._sources.items()}
+        reads = {name: self._readers.submit(read) for name, read in self._parts.items()}
         wait(reads.values(), 2 * SOURCE_S)
         pages = {name: read.result() if read.done() else None for name, read in reads.items()}
         own = "\n".join(self._own({name: page is not None for name, page in pages.items()}))

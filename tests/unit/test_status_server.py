@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inflight.errors import DeploymentError
 from inflight.serve import server as serve_server
 from inflight.serve import status_server as module
-from inflight.serve.metrics_page import MetricsPage, Source, merge
+from inflight.serve.metrics_page import MetricsPage, Page, merge, read_page
 from inflight.serve.server import free_ports
 from inflight.serve.status import State, Status
 from inflight.serve.status_server import StatusServer
@@ -72,9 +72,9 @@ def part() -> Iterator[Part]:
 
 
 @contextmanager
-def _serving(status: Status, **sources: Source) -> Iterator[StatusServer]:
+def _serving(status: Status, **parts: Page) -> Iterator[StatusServer]:
     (port,) = free_ports(1)
-    server = StatusServer("127.0.0.1", port, status, MetricsPage(status, sources))
+    server = StatusServer("127.0.0.1", port, status, MetricsPage(status, parts))
     server.start()
     try:
         yield server
@@ -168,8 +168,11 @@ def test_the_page_has_each_family_once_and_its_own_while_parts_are_away(part: Pa
     (nowhere,) = free_ports(1)
     status = Status(lambda: {"crash": 3, "gateway": 2})
     status.change(State.READY)
-    sources = {"triton": Source(part.url, lambda: "secret"), "gateway": Source(f"http://127.0.0.1:{nowhere}/metrics")}
-    with _serving(status, **sources) as server:
+    parts = {
+        "triton": partial(read_page, part.url, "secret"),
+        "gateway": partial(read_page, f"http://127.0.0.1:{nowhere}/metrics"),
+    }
+    with _serving(status, **parts) as server:
         code, headers, page = _get(server, "/metrics")
     assert (code, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
@@ -191,7 +194,7 @@ def test_the_page_has_each_family_once_and_its_own_while_parts_are_away(part: Pa
 
 def test_a_flood_has_the_parts_asked_once(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_S", 3600)
-    with _serving(Status(), triton=Source(part.url)) as server:
+    with _serving(Status(), triton=partial(read_page, part.url)) as server:
         answers: list[int] = []
         threads = [threading.Thread(target=lambda: answers.append(_get(server, "/metrics")[0])) for _ in range(20)]
         for thread in threads:
@@ -205,17 +208,11 @@ def test_a_flood_has_the_parts_asked_once(part: Part, monkeypatch: pytest.Monkey
 def test_a_part_that_hangs_is_left_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         url = f"http://127.0.0.1:{hangs.getsockname()[1]}/metrics"
-        with _serving(Status(), triton=Source(url)) as server:
+        with _serving(Status(), triton=partial(read_page, url)) as server:
             began = time.monotonic()
             page = _get(server, "/metrics")[2]
             assert time.monotonic() - began >= 1, "it has its time"
             assert 'inflight_serve_part_up{part="triton"} 0' in page
-
-
-def test_a_key_that_cannot_be_read_leaves_the_part_out(tmp_path: Path, part: Part) -> None:
-    page = MetricsPage(Status(), {"gateway": Source(part.url, (tmp_path / "keys").read_text)})
-    assert b'part_up{part="gateway"} 0' in page.collect()
-    page.close()
 
 
 def test_histograms_stay_whole_and_the_first_page_wins() -> None:

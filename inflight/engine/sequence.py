@@ -253,6 +253,8 @@ class Sequence:
                 output.finish_reason = self.append(one.token, stats)
                 if len(self.tokens) > before:
                     _add_to_output(output, one, self.request)
+                    if self.stop_text is not None:
+                        output.text_limits = [*(output.text_limits or ()), self.stop_text.limit]
                 if self.guide is not None:
                     output.error = self.guide.failure(self.generated, ended=output.finish_reason is not None)
             elif self.guide is None or one.token == NAN_LOGITS:

@@ -257,6 +257,12 @@ GATEWAY = (
     ),
     _gateway("output_tokens_total", "Tokens of answers, by the engine's own count", labels={"route": ()}),
     _gateway("ignored_fields_total", "Unknown fields of requests, which had no effect", labels={"field": ()}),
+    _gateway(
+        "resumed_total",
+        "Breaks of the engine under a request, by what came of it: resumed behind its tokens or repeated from its "
+        "beginning; or its error, since the engine crashed_again, was not_back in time, or goes on behind no tokens",
+        labels={"outcome": ("resumed", "repeated", "crashed_again", "not_back", "unsupported")},
+    ),
     _gateway("engine_ready", "1 while the engine can be called, 0 while it is away"),
 )
 """The gateway's families."""

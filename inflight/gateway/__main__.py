@@ -65,6 +65,7 @@ class GatewayServer(uvicorn.Server):
     async def _drain(self) -> None:
         timeout_s = self._gateway.deployment.server.exit_timeout_s
         log.info("stopping; %d requests run, and have %d s", self._gateway.load.running, timeout_s)
+        self._gateway.readiness.give_up()  # an engine that goes away now does not come back
         await self._gateway.load.drain(timeout_s)
         self.should_exit = True
 

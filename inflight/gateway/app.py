@@ -36,8 +36,6 @@ class Served(NamedTuple):
     method: str
     path: str
     endpoint: Endpoint
-    needs_engine: bool = False
-    """Whether it is answered with 503 while the engine is away."""
 
 
 ROUTES: tuple[Served, ...] = (
@@ -45,15 +43,15 @@ ROUTES: tuple[Served, ...] = (
     Served("GET", METRICS, metrics),
     Served("GET", "/v1/models", list_models),
     Served("GET", "/v1/models/{id:path}", retrieve_model),
-    Served("POST", "/v1/chat/completions", chat_completions, needs_engine=True),
-    Served("POST", "/v1/responses", create_response, needs_engine=True),
-    Served("POST", "/v1/messages", create_message, needs_engine=True),
+    Served("POST", "/v1/chat/completions", chat_completions),
+    Served("POST", "/v1/responses", create_response),
+    Served("POST", "/v1/messages", create_message),
     Served("POST", "/v1/messages/count_tokens", count_tokens),
-    Served("POST", "/v1/completions", completions, needs_engine=True),
-    Served("POST", "/v1/embeddings", embeddings, needs_engine=True),
-    *(Served("POST", path, score, needs_engine=True) for path in ("/v1/score", "/score")),
-    Served("POST", "/generative_scoring", generative_scoring, needs_engine=True),
-    *(Served("POST", path, rerank, needs_engine=True) for path in ("/v1/rerank", "/rerank", "/v2/rerank")),
+    Served("POST", "/v1/completions", completions),
+    Served("POST", "/v1/embeddings", embeddings),
+    *(Served("POST", path, score) for path in ("/v1/score", "/score")),
+    Served("POST", "/generative_scoring", generative_scoring),
+    *(Served("POST", path, rerank) for path in ("/v1/rerank", "/rerank", "/v2/rerank")),
     Served("POST", "/tokenize", tokenize),
     Served("POST", "/detokenize", detokenize),
     Served("GET", "/tokenizer_info", tokenizer_info),
@@ -67,7 +65,7 @@ def make_app(gateway: Gateway, routes: tuple[Served, ...] = ROUTES) -> Starlette
     shown = [one for one in routes if one.path != METRICS or gateway.deployment.observability.metrics]
     settings = gateway.settings
     app = Starlette(
-        routes=[Route(one.path, _when_ready(one, gateway), methods=[one.method]) for one in shown],
+        routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in shown],
         middleware=[
             Middleware(Cors, settings.cors_origins),
             Middleware(Requests, gateway.metrics, _labels(shown), settings.client_timeout_s),
@@ -92,14 +90,6 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     finally:
         await gateway.readiness.stop()
         await gateway.engine.close()
-
-
-def _when_ready(served: Served, gateway: Gateway) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        gateway.readiness.check()
-        return await served.endpoint(request)
-
-    return endpoint if served.needs_engine else served.endpoint
 
 
 def _labels(routes: list[Served]) -> Callable[[str], str]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from inflight.addresses import nearest_of
 from inflight.client.grpc_transport import GrpcTransport
-from inflight.contract import ENGINE
+from inflight.contract import ENGINE, ENGINE_INPUT
 from inflight.errors import DeploymentError
 from inflight.gateway.engine_client import EngineClient
 from inflight.gateway.errors import ApiError
@@ -17,6 +17,7 @@ from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
 from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.readiness import Readiness
+from inflight.gateway.resuming import Engine, ResumingEngine, Resumption
 from inflight.settings.deployment import Deployment, model_name
 from inflight.settings.gateway import GatewaySettings
 from inflight.text.chat import ChatTemplate
@@ -47,7 +48,7 @@ class Gateway:
     """None: the checkpoint has none."""
     chat_format: ChatFormat
     """How the checkpoint writes calls of tools and reasoning."""
-    engine: EngineClient
+    engine: Engine
     embedding_format: EmbeddingFormat
     """How the checkpoint makes an embedding of its hidden states."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -106,17 +107,20 @@ def make_gateway(deployment: Deployment) -> Gateway:
     settings, server = deployment.gateway, deployment.server
     tokenizer, metrics = Tokenizer.from_checkpoint(deployment.model), GatewayMetrics()
     template, special = tokenizer.config.chat_template, tokenizer.config.special_tokens
-    engine = f"{nearest_of(server.host)}:{server.grpc_port}"
+    address = f"{nearest_of(server.host)}:{server.grpc_port}"
+    readiness = Readiness(GrpcTransport(address, ENGINE, CONNECT_TIMEOUT_S), metrics)
+    behind_tokens = ENGINE_INPUT["resumed_ids"].served(deployment.engine.kind)
+    resumption = Resumption(settings.resume, behind_tokens, settings.engine_wait_s)
     return Gateway(
         deployment,
         tokenizer,
-        Readiness(GrpcTransport(engine, ENGINE, CONNECT_TIMEOUT_S), metrics),
+        readiness,
         metrics,
         Load(settings.max_concurrent_requests),
         ApiKeys(settings.api_keys_file) if settings.api_keys_file else None,
         ChatTemplate(template, special) if template else None,
         _chat_format(tokenizer, settings),
-        EngineClient(engine),
+        ResumingEngine(EngineClient(address), readiness, metrics, resumption),
         read_embedding_format(deployment.model, settings.embedding_pooling),
     )
 

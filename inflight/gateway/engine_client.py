@@ -8,6 +8,7 @@ of the gateway knows gRPC or tensors.
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import deserialize_bytes_tensor
 
 from inflight import contract
-from inflight.client.errors import from_wire
+from inflight.client.errors import ServerUnreachable, from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
 from inflight.errors import EngineFailure, InflightError, RequestCancelled
@@ -30,6 +31,8 @@ from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
 
 _CONNECT_TIMEOUT_S = 2.0
+_RESET = re.compile(r"RST_STREAM|Stream removed")
+"""gRPC's words for a call whose other end has gone, which come with the status INTERNAL or UNKNOWN."""
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -75,6 +78,10 @@ class GenerateRequest:
     priority: int = 0
     deadline_ms: int | None = None
     client_id: str = ""
+    resumed_ids: Sequence[int] = ()
+    """Tokens that an earlier run of this request has generated; only what follows them comes."""
+    resumed_log_probs: Sequence[float] = ()
+    """Theirs, where log-probs are asked for."""
     request_id: str = ""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C headers."""
@@ -100,12 +107,14 @@ class EngineDelta:
     """Prompt tokens that came from the prefix cache; with the last delta, before it 0."""
     outputs: Mapping[str, np.ndarray]
     """All tensors of the response."""
+    waited_s: float = 0.0
+    """With the last delta: seconds from the first call to the arrival at the engine that has served it."""
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds from arrival at the engine to the sequence's first token; None: there is none, or nobody asked."""
+        """Seconds from the first call to the sequence's first token; None: there is none, or nobody asked."""
         arrived, made = (_scalar(self.outputs, name) for name in ("arrival_time_ns", "first_token_time_ns"))
-        return (made - arrived) / 1e9 if made else None
+        return self.waited_s + (made - arrived) / 1e9 if made else None
 
 
 class EngineClient:
@@ -141,10 +150,10 @@ class EngineClient:
                     yield delta
             answered = True
             if ended < request.sequences:
-                raise EngineFailure(f"the engine's stream ended with {ended} of {request.sequences} sequences")
+                raise ServerUnreachable(f"the engine's stream ended with {ended} of {request.sequences} sequences")
         except grpc.aio.AioRpcError as error:
             answered = True
-            raise from_wire(error.details() or "", error.code().name) from error
+            raise _broken_call(error) from error
         except InflightError:
             answered = True
             raise
@@ -183,6 +192,12 @@ class EngineClient:
         return GRPCInferenceServiceStub(self._channel)
 
 
+def _broken_call(error: grpc.aio.AioRpcError) -> InflightError:
+    """Return the error of a call that the transport has ended: the engine writes its own into the stream."""
+    text = error.details() or ""
+    return ServerUnreachable(text) if _RESET.search(text) else from_wire(text, error.code().name)
+
+
 def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:
     """Return a request as Triton's message, every tensor with one row, in raw form."""
     message = pb.ModelInferRequest(model_name=model, id=request.request_id)
@@ -210,7 +225,7 @@ def tensors_of(request: GenerateRequest) -> dict[str, Any]:
         "return_num_output_tokens": [True],
         "return_num_cached_tokens": [True],
     }
-    for name in ("stop_strings", "end_ids", "guide_start_ids", "log_prob_token_ids"):
+    for name in _LISTS:
         if values := getattr(request, name):
             tensors[name] = list(values)
     for name, field_name, default in _SCALARS:
@@ -234,6 +249,8 @@ def tensors_of(request: GenerateRequest) -> dict[str, Any]:
     return tensors
 
 
+_LISTS = "stop_strings end_ids guide_start_ids log_prob_token_ids resumed_ids resumed_log_probs".split()
+"""Tensors of any length, which are not sent where they are empty."""
 _SCALARS: tuple[tuple[str, str, Any], ...] = (
     ("num_return_sequences", "sequences", 1),
     ("repetition_penalty", "repetition_penalty", 1.0),

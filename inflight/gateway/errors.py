@@ -80,8 +80,9 @@ def invalid(message: str, param: str | None = None, code: str | None = INVALID) 
 
 
 def away(message: str = _AWAY) -> ApiError:
-    """Return the error of a server that cannot take a request now: 503 with ``Retry-After``."""
-    return ApiError(503, message, code="server_unavailable", headers={"retry-after": str(RETRY_AFTER_S)})
+    """Return the error of a server that cannot take a request now: 503 with ``Retry-After``; another may take it."""
+    headers = {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
+    return ApiError(503, message, code="server_unavailable", headers=headers)
 
 
 def internal() -> ApiError:

@@ -65,6 +65,10 @@ class GatewayMetrics:
         if len(names) > MOST_FIELDS:
             self._of("ignored_fields_total").labels(OTHER).inc(len(names) - MOST_FIELDS)
 
+    def resumed(self, outcome: str) -> None:
+        """Count a request whose engine broke away: how it went on, or why it did not."""
+        self._of("resumed_total").labels(outcome).inc()
+
     def engine_ready(self, ready: bool) -> None:
         """Show whether the engine can be called."""
         self._of("engine_ready").set(int(ready))

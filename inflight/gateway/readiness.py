@@ -23,22 +23,46 @@ class Readiness:
     def __init__(self, transport: GrpcTransport, metrics: GatewayMetrics) -> None:
         self._transport, self._metrics = transport, metrics
         self._task: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """Set while there is nothing to wait for: the engine is ready, or ``give_up`` was called."""
+        self._given_up = False
         self.ready = False
+        self.starts = 0
+        """How many times the engine has been seen to become ready."""
 
     def check(self) -> None:
         """Raises ApiError: 503 with ``Retry-After`` while the engine is away."""
         if not self.ready:
             raise away()
 
+    async def comes(self, timeout_s: float) -> bool:
+        """Wait until the engine can be called, but not longer than ``timeout_s``; return whether it can."""
+        if not self._settled.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._settled.wait()
+        return self.ready
+
+    def give_up(self) -> None:
+        """Let nobody wait any more: the gateway stops."""
+        self._given_up = True
+        self._settled.set()
+
     async def look(self) -> None:
         """Look once."""
         ready = await self._transport.health() is Health.READY
         if ready != self.ready:
             log.info("the engine is %s", "ready" if ready else "away")
-        self._set(ready)
+        self.show(ready)
 
-    def _set(self, ready: bool) -> None:
+    def show(self, ready: bool) -> None:
+        """Have everybody know whether the engine can be called."""
+        self.starts += ready and not self.ready
         self.ready = ready
+        if ready:
+            self._settled.set()
+        elif not self._given_up:
+            self._settled.clear()
         self._metrics.engine_ready(ready)
 
     async def start(self) -> None:
@@ -61,4 +85,4 @@ class Readiness:
                 await self.look()
             except Exception:
                 log.exception("looking at the engine failed")
-                self._set(False)
+                self.show(False)

@@ -53,6 +53,19 @@ class GatewaySettings(Section):
     stream_keep_alive_s: Seconds | None = Field(
         None, description="a stream that is silent for so long gets a comment, for proxies in between; null: none"
     )
+    resume: bool = Field(
+        True,
+        description="a request whose engine breaks away goes on with the same tokens when the engine is back, up to 2 "
+        "crashes; false: it ends with the error",
+    )
+    engine_wait_s: float = Field(
+        10,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="seconds that a request waits for an engine that starts or starts again, before it is refused with "
+        "503; 0: it does not wait",
+    )
     tool_parser: str = Field(
         "auto", description="format of tool calls in the model's output; auto: as the checkpoint's template says; none"
     )

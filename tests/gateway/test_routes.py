@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inflight.gateway.app import Served, make_app
 from inflight.metrics import GATEWAY
+from tests.gateway.support.answers import MODEL
 from tests.gateway.support.gateways import Inside, inside
 
 MESSAGE = {"role": "user", "content": "a"}
@@ -33,13 +34,19 @@ def test_health_is_503_while_the_engine_is_away(alone: Inside) -> None:
     assert _error(reply)["code"] == "server_unavailable"
 
 
-def test_a_route_that_needs_the_engine_is_503_while_it_is_away() -> None:
-    async def endpoint(_request: Any) -> Any:
-        raise AssertionError("it is not called")
-
-    with inside(Served("POST", "/v1/never", endpoint, needs_engine=True)) as running, running.client() as client:
-        reply = client.post("/v1/never", json={})
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi", "stream": True}),
+        ("/v1/embeddings", {"input": "Hi"}),
+    ],
+)
+def test_a_route_that_needs_the_engine_is_503_while_it_is_away(path: str, body: dict[str, Any]) -> None:
+    with inside(engine_wait_s=0) as running, running.client() as client:
+        reply = client.post(path, json={"model": MODEL, **body})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert reply.headers["x-should-retry"] == "true"
 
 
 @pytest.mark.parametrize(

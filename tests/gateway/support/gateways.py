@@ -140,7 +140,7 @@ def inside(
     )
     if ready:  # before it looks for the first time: a look that is under way would say that the engine is away
         gateway.readiness.look = _always_ready  # type: ignore[method-assign]
-        gateway.readiness.ready = True
+        gateway.readiness.show(True)
     running = GatewayServer(config, gateway)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

@@ -221,7 +221,6 @@ ATTACKS = (
     Attack("shapes of 2^45 and 2^62 elements", _shapes),
     Attack("batches of zero rows", _zero_rows),
     Attack("bodies and messages of 26 MB", _large),
-    Attack("200,000 names in one object", _names, times=1),
     Attack("64 clients that read a byte per second", _slow_readers),
     Attack("64 clients that write a byte per second", _slow_writers),
     Attack("2,000 connections that say nothing", _connections),
@@ -235,5 +234,6 @@ ATTACKS = (
     Attack("forged calls to `tokenizer` and `detokenizer`", _forged_stages),
     Attack("forged tokens and log-probs of a resumed request", _resumed),
     Attack("odd `x-request-id`", request_ids),
+    Attack("200,000 names in one object", _names, times=1),
     Attack("several models on one gRPC stream", _mixed, known_to_end=True, times=1),
 )

@@ -39,7 +39,9 @@ for _command in (
     rolling,
     server_commands.stop,
     server_commands.soak_server,
+    server_commands.soak_crashes,
     server_commands.hostile,
+    server_commands.attacks,
     suite,
 ):
     bench.command()(_command)

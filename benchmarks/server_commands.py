@@ -22,7 +22,7 @@ _SOAK_PAGE = Page(
     "A real server on this machine, asked by all its features at random for minutes, and then stopped. Written by "
     '`make bench ARGS="soak-server --output docs/results/soak"`; [the documentation](../../benchmarks.md) says what is '
     "asked, and what counts as a fault.",
-    ("memory", "ends"),
+    ("memory", "ends", "crashes", "crash-ends", "crash-memory"),
 )
 _SERVING_PAGE = Page(
     "The server as a whole",
@@ -34,7 +34,7 @@ _HOSTILE_PAGE = Page(
     "Random requests of every bad kind that we know, over HTTP and gRPC, from a seed, to a server on the same machine, "
     'beside neighbours whose answers have to stay right. Written by `make bench ARGS="hostile --output '
     'docs/results/hostile"`. What no server of this kind survives is in SECURITY.md, and is not sent.',
-    ("hostile",),
+    ("attacks", "hostile", "failures"),
 )
 
 
@@ -186,10 +186,37 @@ def soak_server(
             raise EngineFailure(f"{'; '.join(found)}; {raw} has the whole of it")
 
 
+def soak_crashes(
+    minutes: Annotated[float, typer.Option(min=0.5, help="Minutes of load.")] = 30,
+    crash_every: Annotated[float, typer.Option(min=15, help="Seconds from crash to crash.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
+    door: Annotated[bool, typer.Option(help="Put the door in front.")] = True,
+    raw: Annotated[Path, typer.Option(help="Where every sample and every wrong end is written.")] = FOLDER
+    / "soak-crashes.json",
+    output: Output = None,
+) -> None:
+    """Load the demo to 80 % of its knee and kill a process now and then; fail if a request is lost or a thing grows."""
+    with one_line_errors(console):
+        from benchmarks.server_soak.crash_report import faults, results
+        from benchmarks.server_soak.crashes import soak_with_crashes
+        from benchmarks.server_soak.run import write_raw
+
+        soaked = soak_with_crashes(minutes, crash_every, seed, door, console.print)
+        write_raw(soaked, raw)
+    options = f"--minutes {minutes:g} --crash-every {crash_every:g} --seed {seed}{'' if door else ' --no-door'}"
+    report_results(lambda: results(soaked), command_line("soak-crashes", options), output, _SOAK_PAGE)
+    with one_line_errors(console):
+        if found := faults(soaked):
+            raise EngineFailure(f"{'; '.join(found)}; {raw} has the whole of it")
+
+
 def hostile(
     http: Annotated[str, typer.Option(help="HTTP address of a server on this machine.")] = "127.0.0.1:8000",
     grpc: Annotated[str, typer.Option(help="Its gRPC address.")] = "127.0.0.1:8001",
     metrics: Annotated[str, typer.Option(help="The address of its metrics.")] = "127.0.0.1:8002",
+    gateway: Annotated[
+        str | None, typer.Option(help="The address of its gateway: a third of the requests are sent to it.")
+    ] = None,
     requests: Annotated[int, typer.Option(min=20, help="How many requests.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
     first: Annotated[int, typer.Option(min=0, help="Number of the first request, to repeat a part of a run.")] = 0,
@@ -197,20 +224,39 @@ def hostile(
 ) -> None:
     """Send hostile requests to a server on this machine; fail if it ends, leaks or answers its neighbours wrongly."""
     with one_line_errors(console):
-        from benchmarks.hostile.siege import besiege, siege_result
+        from benchmarks.hostile.siege import besiege, siege_results
         from benchmarks.hostile.target import Places, own_address
 
         places = Places(
             own_address(http, "--http", "http"),
             own_address(grpc, "--grpc", "grpc"),
             own_address(metrics, "--metrics", "http"),
+            own_address(gateway, "--gateway", "http") if gateway else None,
         )
         siege = besiege(places, requests, seed, first, console.print)
-    command = command_line("hostile", f"--requests {requests} --seed {seed}")
-    report_results(lambda: [siege_result(siege)], command, output, _HOSTILE_PAGE)
+    command = command_line("hostile", *(["--gateway ..."] if gateway else []), f"--requests {requests} --seed {seed}")
+    report_results(lambda: siege_results(siege), command, output, _HOSTILE_PAGE)
     with one_line_errors(console):
         flaws = siege.flaws()
         for flaw in flaws:
             console.print(flaw, style="red", markup=False, soft_wrap=True)
         if flaws:
             raise EngineFailure(f"{len(flaws)} things are not as they should be")
+
+
+def attacks(
+    door: Annotated[
+        list[bool] | None, typer.Option("--door/--no-door", help="The servers to attack; both without it.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Run the attacks whose name has this in it.")] = "",
+    output: Output = None,
+) -> None:
+    """Run each known attack against the demo, without the door and with it; fail if one ends a server unexpectedly."""
+    with one_line_errors(console):
+        from benchmarks.hostile.attack_table import attack_table, flaws
+
+        result = attack_table(door or [False, True], only, console.print)
+    report_results(lambda: [result], command_line("attacks"), output, _HOSTILE_PAGE)
+    with one_line_errors(console):
+        if found := flaws(list(result.rows)):
+            raise EngineFailure("; ".join(found))

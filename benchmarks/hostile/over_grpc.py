@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from random import Random
 
 from tritonclient.grpc import service_pb2
 
 from benchmarks.hostile import values
+from inflight.contract import ENGINE
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _UNARY, _STREAM = f"{_SERVICE}ModelInfer", f"{_SERVICE}ModelStreamInfer"
@@ -50,6 +52,26 @@ def _sound(random: Random) -> service_pb2.ModelInferRequest:
     _add(request, "text_input", "BYTES", [1, 1], b"\x05\0\0\0Hello")
     _add(request, "max_tokens", "INT32", [1, 1], b"\x02\0\0\0")
     return request
+
+
+def _wild(random: Random) -> GrpcAttack:
+    """A request that is sound but for some declared inputs: right types, shapes and lengths, and wild values."""
+    request = _sound(random)
+    request.model_name = model = random.choice(values.PUBLIC)
+    if model == ENGINE:
+        del request.inputs[:], request.raw_input_contents[:]
+        _add(request, "input_ids", "INT32", [1, 3], b"\x05\0\0\0\x06\0\0\0\x07\0\0\0")
+        _add(request, "request_output_len", "INT32", [1, 1], b"\x04\0\0\0")
+    there = [tensor.name for tensor in request.inputs]
+    for tensor in values.wild_inputs(random, model):
+        dims = [1, *(random.choice([0, 1, 2, 3, 8]) if dim < 0 else dim for dim in tensor.dims)]
+        content = values.packed(random, tensor.dtype, prod(dims))
+        if tensor.name in there and random.random() < 0.8:
+            request.raw_input_contents[there.index(tensor.name)] = content
+            request.inputs[there.index(tensor.name)].shape[:] = dims
+        else:
+            _add(request, tensor.name, tensor.dtype, dims, content)
+    return _call("declared inputs, wild values", random, request)
 
 
 def _forged(random: Random) -> GrpcAttack:
@@ -174,6 +196,9 @@ def _operators(random: Random) -> GrpcAttack:
 
 
 _ALL: tuple[Callable[[Random], GrpcAttack], ...] = (
+    _wild,
+    _wild,
+    _wild,
     _forged,
     _forged,
     _shapes,

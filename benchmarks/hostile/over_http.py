@@ -8,8 +8,10 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from benchmarks.hostile import values
+from inflight.contract import ENGINE
 
 LARGEST_BYTES = 26 << 20
 """Of a body: more than the longest prompt that the limits allow takes in JSON where every character is escaped."""
@@ -41,8 +43,10 @@ def _any_path(random: Random) -> str:
     return _path(random) if random.random() < 0.7 else f"/v2/{random.choice(operators.split())}"
 
 
-def _wire(path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:
+def wire(path: str, body: bytes, *headers: str, method: str = "POST", json: bool = False) -> bytes:
+    """Return a request with a body and its length; ``json``: and with JSON's content type."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
+    lines += ["Content-Type: application/json"] if json else []
     return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n\r\n" + body
 
 
@@ -60,15 +64,15 @@ def _long(random: Random) -> bytes:
     field = random.choice(["text_input", "id", "messages", "stop_words", "nothing", "max_tokens"])
     long = "x" * max(values.size(random, most), most // 5)
     if random.random() < 0.2:
-        return _wire(_any_path(random), _json({long: 1, "text_input": "Hello", "max_tokens": 1}))
-    return _wire(_any_path(random), _json({"text_input": "Hello", "max_tokens": 1, field: long}))
+        return wire(_any_path(random), _json({long: 1, "text_input": "Hello", "max_tokens": 1}))
+    return wire(_any_path(random), _json({"text_input": "Hello", "max_tokens": 1, field: long}))
 
 
 def _nested(random: Random) -> bytes:
     nest = values.nested(random, _MOST_LEVELS)
     field = random.choice(["text_input", "parameters", "inputs", "outputs", "messages", "id", "nothing"])
     body = nest if random.random() < 0.3 else f'{{"{field}":{nest}}}'
-    return _wire(_any_path(random), body.encode())
+    return wire(_any_path(random), body.encode())
 
 
 def _chunked(random: Random) -> bytes:
@@ -84,20 +88,37 @@ def _mangled(random: Random) -> bytes:
         body[place : place + random.randint(0, 2)] = random.choice(
             [b"", b"[", b"{", b'"', b"\\u", b",", b"\xff", b"-", b"1e999"]
         )
-    return _wire(_path(random), bytes(body))
+    return wire(_path(random), bytes(body))
 
 
 def _wrong_values(random: Random) -> bytes:
     fields = {"text_input": "Hello", "max_tokens": 2}
     fields |= {values.name(random)[:9999]: values.value(random) for _ in range(random.randint(1, 6))}
-    return _wire(_path(random), _json(fields))
+    return wire(_path(random), _json(fields))
+
+
+def _wild(random: Random) -> bytes:
+    """A request that is sound but for some declared inputs, whose values are wild, or of another type."""
+    model = random.choice(values.PUBLIC)
+    fields: dict[str, object] = {"text_input": "Hello", "max_tokens": 4}
+    if model == ENGINE:
+        fields = {"input_ids": [5, 6, 7], "request_output_len": 4}
+    for tensor in values.wild_inputs(random, model):
+        numbers: list[Any] = list(values.wild_numbers(random, random.choice([0, 1, 1, 1, 2, 5])))
+        if tensor.dtype == "BOOL":
+            numbers = [number > 100 for number in numbers]
+        elif tensor.dtype == "BYTES":
+            numbers = [values.text(random, 300) for _ in numbers]
+        kept = random.random() < 0.9
+        fields[tensor.name] = numbers[0] if len(numbers) == 1 and kept else numbers if kept else values.value(random)
+    return wire(f"/v2/models/{model}/{random.choice(['generate', 'generate_stream'])}", _json(fields))
 
 
 def _many_keys(random: Random) -> bytes:
     count = values.size(random, 20_000)
     same = random.random() < 0.5
     keys = ",".join(f'"{"max_tokens" if same else f"key{index}"}":{index}' for index in range(count))
-    return _wire(_path(random), f'{{"text_input":"Hello",{keys}}}'.encode())
+    return wire(_path(random), f'{{"text_input":"Hello",{keys}}}'.encode())
 
 
 def _tensors(random: Random) -> bytes:
@@ -131,7 +152,7 @@ def _tensors(random: Random) -> bytes:
         for key in ("priority", "timeout", "sequence_id", "sequence_start")
         if random.random() < 0.3
     }
-    return _wire(f"/v2/models/{random.choice(values.MODELS)}/infer", _json(fields))
+    return wire(f"/v2/models/{random.choice(values.MODELS)}/infer", _json(fields))
 
 
 def _binary(random: Random) -> bytes:
@@ -145,7 +166,7 @@ def _binary(random: Random) -> bytes:
     odd = [-1, 0, 1, 2**31, 2**32, 2**63, 2**64, 10**30, len(head) - 1, len(head) + 1, "x", "", "0x10", " 1"]
     length = len(head) if random.random() < 0.6 else random.choice(odd)
     body = head + b"".join(content for *_, content in tensors)
-    return _wire(f"/v2/models/{model}/infer", body, f"Inference-Header-Content-Length: {length}")
+    return wire(f"/v2/models/{model}/infer", body, f"Inference-Header-Content-Length: {length}")
 
 
 def _compressed(random: Random) -> bytes:
@@ -156,7 +177,7 @@ def _compressed(random: Random) -> bytes:
     body = gzip.compress(content, 1) if encoding != "deflate" else zlib.compress(content, 1)
     if random.random() < 0.3:
         body = body[: random.randrange(len(body))] + random.randbytes(random.randint(0, 9))
-    return _wire(_path(random), body, f"Content-Encoding: {encoding}", f"Accept-Encoding: {encoding}")
+    return wire(_path(random), body, f"Content-Encoding: {encoding}", f"Accept-Encoding: {encoding}")
 
 
 def _headers(random: Random) -> bytes:
@@ -170,7 +191,7 @@ def _headers(random: Random) -> bytes:
     ]
     odd += ["Inference-Header-Content-Length: 3", "traceparent: 00-zz", "triton_grpc_error: true", "Range: bytes=0-"]
     extra = [f"X-{index}: {random.choice(['', 'a', 'b' * 500])}" for index in range(count)] + random.sample(odd, 2)
-    return _wire(_path(random), _sound(random), *extra)
+    return wire(_path(random), _sound(random), *extra)
 
 
 def _paths(random: Random) -> bytes:
@@ -190,7 +211,7 @@ def _paths(random: Random) -> bytes:
     ]
     rest = random.choice(["generate", "infer", "ready", "config", "stats", "", "trace/setting", "x"])
     method = random.choice(["POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-    return _wire(f"/v2/models/{random.choice(tricks)}/{rest}", _sound(random), method=method)
+    return wire(f"/v2/models/{random.choice(tricks)}/{rest}", _sound(random), method=method)
 
 
 def _unfinished(random: Random) -> bytes:
@@ -206,7 +227,7 @@ def _noise(random: Random) -> bytes:
 
 
 def _sound_wire(random: Random) -> bytes:
-    return _wire(_path(random), _sound(random))
+    return wire(_path(random), _sound(random))
 
 
 _WHOLE: dict[str, Callable[[Random], bytes]] = {
@@ -215,6 +236,7 @@ _WHOLE: dict[str, Callable[[Random], bytes]] = {
     "chunks of one byte": _chunked,
     "broken JSON": _mangled,
     "wrong values": _wrong_values,
+    "declared fields, wild values": _wild,
     "many and repeated keys": _many_keys,
     "JSON tensors: names, types, shapes, data": _tensors,
     "binary tensors: header length, sizes, lengths of strings": _binary,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,8 @@ import psutil
 
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 
-SERVER = "triton"
-_SHARED = re.compile(r"/dev/shm/\S+$", re.MULTILINE)
-_BLOCK = 512
-"""Bytes; stat(2) counts in these."""
+SERVER, GATEWAY, DOOR, SUPERVISOR = "triton", "gateway", "door", "supervisor"
+STAGES = (TOKENIZER, ENGINE, DETOKENIZER)
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,9 @@ class Held:
     files: int
     """Open file descriptors."""
     threads: int
+    process: int
+    age_s: float
+    """Since it was started: another process of this name may have been there before."""
 
 
 @dataclass(frozen=True)
@@ -38,40 +40,53 @@ class Sample:
     processes: Mapping[str, Held]
     """The processes by name: ``triton`` and the stages; a process that is gone is left out."""
     shared: int
-    """Bytes in /dev/shm that the server uses."""
+    """Bytes of files in /dev/shm that the processes have mapped."""
     requests: int
     """How many requests have ended so far."""
 
 
 def take_sample(server: int, at_s: float, requests: int) -> Sample:
-    """Return what a server, by its process id, and its stages hold."""
-    held, shared = dict[str, Held](), set[str]()
-    for name, process in _processes(server):
+    """Return what a server, by its process id, and its stages hold; or `inflight serve`, and all that it has begun."""
+    held, shared = dict[str, Held](), dict[str, int]()
+    for name, process in family(server):
         try:
-            memory = process.memory_full_info()
-            held[name] = Held(memory.uss, memory.pss, process.num_fds(), process.num_threads())
-            shared |= set(_SHARED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+            memory, age_s = process.memory_full_info(), time.time() - process.create_time()
+            counts = process.num_fds(), process.num_threads()
+            held[name] = Held(memory.uss, memory.pss, *counts, process.pid, age_s)
+            shared |= shared_by(process.pid)
         except (psutil.Error, OSError):
             continue
-    return Sample(at_s, held, sum(map(_size, shared)), requests)
+    return Sample(at_s, held, sum(shared.values()), requests)
 
 
-def _processes(server: int) -> Iterator[tuple[str, psutil.Process]]:
-    process = psutil.Process(server)
-    yield SERVER, process
-    for child in process.children(recursive=True):
-        try:
-            words = " ".join(child.cmdline())
-        except psutil.Error:
-            continue
-        for stage in (TOKENIZER, DETOKENIZER, ENGINE):
-            if f"/{stage}/" in words:
-                yield stage, child
-                break
+def family(root: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield a server and its stages, or `inflight serve` and all that it has started, each with its name."""
+    with suppress(psutil.Error):
+        first = psutil.Process(root)
+        for process in (first, *first.children(recursive=True)):
+            with suppress(psutil.Error):
+                if name := _name(process):
+                    yield name, process
 
 
-def _size(path: str) -> int:
-    try:
-        return Path(path).stat().st_blocks * _BLOCK
-    except OSError:  # its name is gone already
-        return 0
+def _name(process: psutil.Process) -> str:
+    """Return what a process is; "" where it is none of ours, or has become none yet."""
+    words = process.cmdline()
+    if process.name() in ("tritonserver", "envoy"):
+        return SERVER if process.name() == "tritonserver" else DOOR
+    if "inflight.gateway" in words:
+        return GATEWAY
+    if "serve" in words:
+        return SUPERVISOR
+    return next((stage for stage in STAGES if f"/{stage}/" in " ".join(words)), "")
+
+
+def shared_by(process: int) -> dict[str, int]:
+    """Return the bytes of each file in /dev/shm that a process has mapped, by inode: most have no name any more."""
+    sizes: dict[str, int] = {}
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        if "/dev/shm/" in line:
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            inode = line.split()[4]
+            sizes[inode] = max(sizes.get(inode, 0), last - first)
+    return sizes

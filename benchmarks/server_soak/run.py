@@ -21,7 +21,7 @@ from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import load_deployment
 from inflight.top.poller import ONCE_PATIENCE_S, ServerPoller
 
-_SAMPLE_S = 5.0
+SAMPLE_S = 5.0
 _SETTLE_S = 30.0
 """How long what clients have left may take to end."""
 
@@ -117,7 +117,7 @@ async def _load(
             watcher.result()
         await asking
         soaked.seconds = time.monotonic() - began
-        soaked.books = await _books(server)
+        soaked.books = await books(f"{settings.host}:{settings.grpc_port}")
     finally:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
@@ -141,16 +141,16 @@ async def _watch(server: TritonServer, began: float, soaked: Soaked, say: Callab
             told = int(now // 60)
             held = ", ".join(f"{name} {one.uss / 2**20:.0f}" for name, one in sample.processes.items())
             say(f"{told} min, {soaked.requests:,} requests, {len(soaked.wrong)} wrong; MiB: {held}")
-        await asyncio.sleep(_SAMPLE_S)
+        await asyncio.sleep(SAMPLE_S)
 
 
-async def _books(server: TritonServer) -> str:
-    """Return what is wrong with the books of the engine once it is idle; empty: nothing.
+async def books(grpc: str) -> str:
+    """Return what is wrong with the books of the engine behind an address once it is idle; empty: nothing.
 
     Raises:
         EngineFailure: it does not tell.
     """
-    poller = ServerPoller(f"{server.settings.host}:{server.settings.grpc_port}", None, ONCE_PATIENCE_S)
+    poller = ServerPoller(grpc, None, ONCE_PATIENCE_S)
     deadline = time.monotonic() + _SETTLE_S
     try:
         while True:

@@ -18,6 +18,8 @@ from inflight.errors import DeadlineExceeded, InflightError, InvalidRequest, Uns
 _PATIENCE_S = 120.0
 """No request of the soak takes so long."""
 _CONNECT_S = 10.0
+SLOW_S = 0.1
+"""What a client that reads slowly waits between two chunks."""
 LEFT, WRONG = "left", "wrong"
 """A client that did not wait for the end; and every end that a request must not have."""
 
@@ -30,6 +32,8 @@ class End:
     """A finish reason, "refused", ``LEFT``, or ``WRONG``."""
     detail: str = ""
     """What was wrong."""
+    typed: bool = False
+    """Whether the client got an error that says so."""
     received: list[dict[str, Any]] = field(default_factory=list)
     """What came, chunk by chunk, in short."""
 
@@ -80,8 +84,14 @@ class Clients:
                 chunk = read_chunk(outputs, ask.request.top_log_probs)
                 chunks.append(chunk)
                 collector.add(chunk)  # it checks that no text is missing
+                await self._dawdle(ask)
         finally:
             await replies.aclose()
+
+    async def _dawdle(self, ask: Ask) -> None:
+        """Wait before the next chunk is read, where the client is a slow one."""
+        if ask.reads_slowly:
+            await asyncio.sleep(SLOW_S)
 
     async def _stop_later(self, ask: Ask) -> None:
         await asyncio.sleep(ask.stays_s)
@@ -108,7 +118,7 @@ def _failed(ask: Ask, error: Exception) -> End:
         return End("refused")
     if ask.kind == "deadline" and isinstance(error, DeadlineExceeded):
         return End("deadline")
-    return End(WRONG, f"{type(error).__name__}: {error}")
+    return End(WRONG, f"{type(error).__name__}: {error}", typed=True)
 
 
 def _in_short(chunk: Chunk) -> dict[str, Any]:

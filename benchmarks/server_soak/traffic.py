@@ -24,6 +24,8 @@ _SHARED = 20
 _SHARES, _LEAVES, _STREAMS, _OVER_GRPC = 0.3, 0.25, 0.85, 0.5
 """Probabilities: of such a beginning, of a client that leaves, of a stream, and of gRPC."""
 _LONGEST_STAY_S = 1.5
+_SLOW = 0.05
+"""Probability of a client that reads slowly."""
 
 Draw = Callable[[np.random.Generator], dict[str, Any]]
 
@@ -40,6 +42,8 @@ class Ask:
     """"closes" its call or connection, or "stops" it by its id; empty: it reads to the end."""
     stays_s: float = 0.0
     """How long it stays, if it leaves."""
+    reads_slowly: bool = False
+    """Whether it waits between the chunks that it reads."""
 
     @property
     def is_refused(self) -> bool:
@@ -109,7 +113,8 @@ class Traffic:
             request = replace(request, inputs=request.inputs | tensors)
         leaves = "" if kind == REFUSED or draw.random() > _LEAVES else str(draw.choice(["closes", "stops"]))
         over = "grpc" if draw.random() < _OVER_GRPC else "http"
-        return Ask(kind, over, request, leaves, float(draw.random() ** 2 * _LONGEST_STAY_S))
+        slow = not leaves and draw.random() < _SLOW
+        return Ask(kind, over, request, leaves, float(draw.random() ** 2 * _LONGEST_STAY_S), slow)
 
     def _prompt(self, kind: str) -> Prompt:
         if kind == "logits":  # a row for each token of the prompt: as JSON, many megabytes

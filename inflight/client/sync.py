@@ -12,9 +12,10 @@ from collections.abc import Callable, Coroutine
 from functools import cache, wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Retry, Timeouts
+from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Timeouts
 from inflight.client.answer import Chunk, Completion
 from inflight.client.request import GenerateOptions, Prompt
+from inflight.client.retry import Retry
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -29,7 +29,8 @@ def _soaked(growth: float = 0.0, **more: Any) -> Soaked:
     samples = []
     for place in range(100):
         engine = int((400 + min(place, 10) * 10 + growth * place / 100) * MIB)
-        held = {name: Held(engine if name == "tensorrt_llm" else 50 * MIB, engine, 20, 10) for name in STAGES}
+        sizes = {name: engine if name == "tensorrt_llm" else 50 * MIB for name in STAGES}
+        held = {name: Held(uss, engine, 20, 10, 7, 5.0 * place) for name, uss in sizes.items()}
         samples.append(Sample(5.0 * place, held, 4 * MIB, place))
     plain = Soaked(500.0, Counter({("plain", "stop"): 90, ("plain", "left"): 10}), [], samples, "", 3.0, 0, "")
     for name, value in more.items():

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.support.bodies import VALID, forged
+from benchmarks.hostile.over_gateway import VALID, forged
 from tests.gateway.support.gateways import Beside
 from tests.support.waiting import wait_until
 from tests.triton.support.metrics_page import read_metric

@@ -12,10 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import bench
+from benchmarks.hostile.over_gateway import gateway_attack
 from benchmarks.hostile.over_grpc import grpc_attack
 from benchmarks.hostile.over_http import KINDS, http_attack
-from benchmarks.hostile.siege import REFUSED, Siege, besiege
-from benchmarks.hostile.target import Places, Target, own_address
+from benchmarks.hostile.sending import REFUSED
+from benchmarks.hostile.siege import Siege, besiege
+from benchmarks.hostile.target import Holding, Places, Target, own_address
 from inflight.client.transport import Address
 from inflight.errors import EngineFailure, InvalidRequest
 from inflight.serve.server import free_ports
@@ -44,15 +46,22 @@ def test_hostile_request_follows_from_its_number() -> None:
     for number in range(60):
         assert http_attack(Random(f"0 {number}")) == http_attack(Random(f"0 {number}"))
         assert grpc_attack(Random(f"0 {number}")) == grpc_attack(Random(f"0 {number}"))
+        assert gateway_attack(Random(f"0 {number}"), "m") == gateway_attack(Random(f"0 {number}"), "m")
 
 
 def test_hostile_report_tells_every_flaw() -> None:
-    siege = Siege({"one": Counter(refused=4000)}, ["Traceback …"], [7], 5, ["other text"], [1, 1, 2], 3)
+    held = [Holding(1, 10, 0), Holding(1, 10, 0), Holding(2, 100, 0)]
+    siege = Siege({"one": Counter(refused=4000)}, ["Traceback …"], [7], 5, ["other text"], held, 3)
+    siege.failed = {"broken JSON: 500 failed": [8], "fields of the gateway: 500 a fault": [9, 10]}
+    siege.tracebacks = 2
     assert siege.flaws() == [
         "request 7 got no answer in 300 s",
         "a client was told: Traceback …",
         "a neighbour got: other text",
+        "request 9, fields of the gateway: 500 a fault",
+        "the logs have 2 tracebacks more",
         "memory has grown more than 1.5-fold in the second half",
+        "90 descriptors more than after half are open",
         "3 requests are still in flight",
     ]
 
@@ -68,7 +77,7 @@ def test_hostile_report_notices_a_process_that_ends() -> None:
             except EngineFailure:
                 time.sleep(0.1)
         assert target.gone() == []
-        assert target.memory() > 0
+        assert target.holding().memory > 0
         process.kill()
         process.wait()
     assert target.gone() == [process.pid]

@@ -15,7 +15,10 @@ import tritonclient.grpc as grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.hostile.http_tricks import PATHS
+from benchmarks.hostile.slowness import answers_of
 from inflight.client import Client, GenerateOptions
+from inflight.client.transport import Address
 from inflight.errors import InvalidRequest
 from inflight.resources import DEMO
 from inflight.serve import shields
@@ -112,6 +115,40 @@ def test_operators_apis_are_closed_over_grpc(server: Running) -> None:
                 call()
         assert client.get_inference_statistics().model_stats
         assert client.get_model_repository_index().models
+
+
+@pytest.mark.parametrize("call", ["load", "unload"])
+def test_no_model_is_loaded_or_unloaded(server: Running, call: str) -> None:
+    reply = httpx.post(f"{server.http}/v2/repository/models/ensemble/{call}", json={}, timeout=30)
+    assert reply.status_code == 503
+    assert "explicit model load / unload is not allowed" in reply.json()["error"]
+    with (
+        grpc.InferenceServerClient(server.grpc) as client,
+        pytest.raises(InferenceServerException, match="not allowed"),
+    ):
+        getattr(client, f"{call}_model")("ensemble")
+    _still_serves(server)
+
+
+def test_tricks_in_paths_reach_no_closed_api(server: Running) -> None:
+    body = '{"key": "/x", "offset": 0, "byte_size": 64}'
+    address = Address("http", "127.0.0.1", server.http_port)
+    tricks = [path for path in PATHS if "register" in path]
+    assert len(tricks) > 10
+    for path in tricks:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        assert answers_of(address, (head + body).encode()) in ("400", "403", "404", "closed"), path
+
+
+def test_the_server_listens_where_it_says(server: Running) -> None:
+    process = psutil.Process(server.server.process.pid)
+    listening = {
+        (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port)
+        for member in (process, *process.children(recursive=True))
+        for one in member.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    }
+    assert listening == {("127.0.0.1", port) for port in (server.http_port, server.grpc_port, server.metrics_port)}
 
 
 def test_the_memory_that_a_stage_shares_with_its_server_has_no_name(server: Running) -> None:

@@ -1,14 +1,22 @@
-"""Bodies that no client should send. Body number ``i`` follows from the seed and ``i`` alone."""
+"""Hostile requests to the gateway: bodies that no client should send, half of them sound but for a field or two.
+
+Values are wild, of the wrong type, missing, repeated, and contradictory, by the tables of the endpoints' own fields.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from random import Random
 from typing import Any
 
-from benchmarks.hostile.values import nested, text, value
+from benchmarks.hostile.over_http import HttpAttack, wire
+from benchmarks.hostile.values import ODD_NUMBERS, ODD_TEXTS, nested, text, value
+from inflight.gateway.errors import ApiError
+from inflight.gateway.field_tables import CHAT, COMPLETIONS
+from inflight.gateway.fields import Field, Table
 
 _CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -79,6 +87,64 @@ VALID: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5, 6, 7]},
 }
 """A body that each path serves, without its model."""
+_TABLES: dict[str, Table] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+_HEADERS = (
+    "X-Request-Id: {odd}",
+    "Authorization: Bearer {odd}",
+    "Content-Encoding: gzip",
+    "Content-Type: text/plain",
+    "Transfer-Encoding: identity",
+    "Expect: {odd}",
+    "traceparent: 00-{odd}",
+)
+
+
+def gateway_attack(random: Random, model: str) -> HttpAttack:
+    """Return a request of a random kind: a changed body, fields by the tables, or mutated bytes of the request."""
+    kind = random.choice(["bodies to the gateway", "fields of the gateway", "bytes to the gateway"])
+    path, body = by_tables(random, model) if kind.startswith("fields") else forged(random, model)
+    headers = [random.choice(_HEADERS).format(odd=_header(random))] if random.random() < 0.1 else []
+    request = wire(path, body, *headers, json="Content-Type" not in "".join(headers))
+    if not kind.startswith("bytes"):
+        return HttpAttack(kind, request)
+    mutated = bytearray(request)
+    for _ in range(random.randint(1, 12)):
+        mutated[random.randrange(len(mutated))] = random.randrange(256)
+    return HttpAttack(kind, bytes(mutated), answered=False)
+
+
+def _header(random: Random) -> str:
+    odd = random.choice([*ODD_TEXTS, "x" * 9000, "a\rb", "a\tb", "{0}", "%(x)s", "\x1b[31m"])
+    return odd.replace("\n", "").encode("latin-1", "replace").decode("latin-1")
+
+
+def by_tables(random: Random, model: str) -> tuple[str, bytes]:
+    """Return a path, and a sound body with fields of its table more: any value, a near one, the same field twice."""
+    path = random.choice(list(_TABLES))
+    body = deepcopy(VALID[path]) | {"model": model}
+    names = random.sample(sorted(_TABLES[path]), random.randint(1, 4))
+    for name in names:
+        near = name in body and random.random() < 0.5
+        body[name] = _near(random, body[name]) if near else _for_field(random, _TABLES[path][name])
+    written = _written(body)
+    if random.random() < 0.1:
+        written = written[:-1] + b"," + _written({names[0]: value(random, 1)})[1:]
+    return path, written
+
+
+def _for_field(random: Random, field: Field) -> Any:
+    """Return a value for a field: mostly the strangest that its table lets through, so that what comes after is met."""
+    odd: list[Any] = [*ODD_NUMBERS, *ODD_TEXTS, True, False, None, [], {}, [0], ["a"], 0.5, 3, [5, 6], {"5": 3}]
+    random.shuffle(odd)
+    if random.random() < 0.2:
+        return odd[0]
+    if field.state == "refused":
+        return random.choice(field.neutral or (None,))
+    for one in odd:
+        with suppress(ApiError):
+            field.kind.read(one, field.name)
+            return one
+    return None
 
 
 def forged(random: Random, model: str) -> tuple[str, bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import secrets
 import time
 from typing import NamedTuple
 
@@ -166,18 +165,14 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""
-        sampling = request.sampling
-        if not request.arrival_ns:
-            request.arrival_ns = time.time_ns()
+        sampling, seed = request.sampling, request.begin()
         stops = sampling.stop_strings
         limit = StopTextLimit(self._tokenizer, stops) if self._tokenizer and stops else None
-        request.seed = seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         aging_ns = self._config.priority_aging_ns
         sequence = Sequence(request, next(self._orders), seed, self._runner.max_length, limit, aging_ns)
-        if (error := sequence.resume()) is not None:
+        if request.resumed_ids and (error := sequence.resume(self.stats)) is not None:
             self._outputs.append(Output(request.key, error=error))
             return
-        self.stats.resumed_requests += bool(request.resumed_ids)
         if sampling.beam_width > 1:
             self._searches[request.key] = BeamGroup(sequence)
         self._sequences[request.key] = sequence

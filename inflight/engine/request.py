@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from inflight.sampling import SamplingParams, asked_beside
 
 _BESIDE_POOLING = ("pooling", "max_tokens", "end_ids")
 """The parameters that a request for an embedding may have; the ensemble sends the last two with each request."""
-_NOT_RESUMED = ("beam_width", "pooling", "context_logits", "prompt_log_probs")
+_NOT_RESUMED = ("beam_width", "context_logits", "prompt_log_probs")
 _BESIDE_RESUMED = frozenset(part.name for part in fields(SamplingParams)) - set(_NOT_RESUMED)
 """The parameters that a resumed request may have."""
 
@@ -74,6 +75,12 @@ class Request:
     """The seed of its random numbers, which an engine that samples sets when the request is submitted."""
     resumed_text_limit: int | None = None
     """With stop strings: how many characters of the text of ``resumed_ids`` could be shown; set then too."""
+
+    def begin(self) -> int:
+        """Set when it was submitted, unless that is known, and its seed, which is drawn unless it asks for one."""
+        self.arrival_ns = self.arrival_ns or time.time_ns()
+        self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
+        return self.seed
 
 
 @dataclass(slots=True)
@@ -156,6 +163,8 @@ class Output:
     text_limit: int | None = None
     """With stop strings: how many characters (code points) of the generated text may be shown so far, counted from
     its start. None: all of it."""
+    text_limits: list[int] | None = None
+    """Per new token what ``text_limit`` is behind it, where the engine knows."""
     finish_reason: FinishReason | None = None
     error: InflightError | None = None
     metrics: RequestMetrics | None = None
@@ -181,7 +190,7 @@ class Output:
                 setattr(self, name, new)
 
 
-PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits", "token_log_probs"}
+PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits", "token_log_probs", "text_limits"}
 """The fields of an output that have one element for each token."""
 _GUIDE = "guided_decoding_guide_type"
 _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))

@@ -140,7 +140,7 @@ class Sequence:
         leader = self.leader
         return [leader, *leader.forks]
 
-    def resume(self) -> InflightError | None:
+    def resume(self, stats: EngineStats) -> InflightError | None:
         """Take over what an earlier run of the request has generated; return why it cannot go on behind it, if so."""
         request = self.request
         for place, token in enumerate(request.resumed_ids):
@@ -148,6 +148,7 @@ class Sequence:
                 return InvalidRequest(f"resumed_ids completes a stop word with token {place}; the answer ended there")
         if self.stop_text is not None:
             request.resumed_text_limit = self.stop_text.limit
+        stats.resumed_requests += 1
         return None
 
     def obey(self, guide: GuideState) -> None:
@@ -252,6 +253,8 @@ class Sequence:
                 output.finish_reason = self.append(one.token, stats)
                 if len(self.tokens) > before:
                     _add_to_output(output, one, self.request)
+                    if self.stop_text is not None:
+                        output.text_limits = [*(output.text_limits or ()), self.stop_text.limit]
                 if self.guide is not None:
                     output.error = self.guide.failure(self.generated, ended=output.finish_reason is not None)
             elif self.guide is None or one.token == NAN_LOGITS:

@@ -198,9 +198,9 @@ def _resumed(inputs: Inputs, options: OutputOptions, sampling: SamplingParams) -
     """Read what an earlier run of the request has generated; return its ids and the sum of their log-probs."""
     ids, log_probs = (inputs.vector(name, 0).reshape(-1) for name in ("resumed_ids", "resumed_log_probs"))
     if ids.size:
-        if options.sequences > 1 or inputs.rows > 1:
-            what = "num_return_sequences above 1" if options.sequences > 1 else "a batch of rows"
-            raise UnsupportedFeature(f"{what} is not supported with resumed_ids, which are those of one sequence")
+        others = {"num_return_sequences above 1": options.sequences > 1, "a batch of rows": inputs.rows > 1}
+        for name in (name for name, asked in (others | {"pooling": sampling.pooling is not None}).items() if asked):
+            raise UnsupportedFeature(f"{name} is not supported with resumed_ids, which are those of one sequence")
         if not (options.streaming or options.exclude_input_in_output):
             raise InvalidRequest("exclude_input_in_output is false; with resumed_ids only new text is returned")
         if ids.size >= sampling.max_tokens:

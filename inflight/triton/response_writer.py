@@ -25,6 +25,8 @@ def split_last(output: Output) -> list[Output]:
     before = {name: values and values[:-1] for name, values in per_token.items()}
     last = {name: values and values[-1:] for name, values in per_token.items()}
     first = replace(output, **before, context_logits=None, finish_reason=None, error=None)
+    if first.text_limits:  # its text must not depend on a token that it does not have
+        first.text_limit = first.text_limits[-1]
     return [first, replace(output, **last, prompt_scores=None)]
 
 

@@ -93,7 +93,7 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
         message: as it came from the server or the transport.
         status: gRPC's name of the status that came with it; counts only if the message names none.
     """
-    found = _PREFIX.search(message)
+    found, connected = _PREFIX.search(message), _NO_CONNECTION not in message
     if found:
         status, message = found[1], message[found.end() :]
     elif _CUT_STREAM.search(message):
@@ -103,7 +103,7 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
     if status != "UNAVAILABLE":
         return _CLASSES.get(status, EngineFailure)(message)
     if _TRANSPORTS_WORDS.search(message):
-        return ServerUnreachable(message, broke=_NO_CONNECTION not in message.lower())
+        return ServerUnreachable(message, broke=connected)
     if _PROXYS_WORDS.search(message):
         return ServerUnreachable(message, broke=True)
     if "queue size" in message or "rate_limited" in message:  # of Triton's queue or TensorRT-LLM's; of Envoy

@@ -118,11 +118,15 @@ def test_the_first_of_two_responses_does_not_show_what_the_second_settles() -> N
 
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_sums_and_lengths_go_on_and_what_was_resumed_comes_once(decoupled: bool) -> None:
-    stage = SimpleNamespace(count_end=lambda output: None, cancel=lambda key: None)
-    streams, sender = ResponseStreams(stage, decoupled), FakeSender()  # type: ignore[arg-type]
-    streams.start(stage, SendLimiter(SimpleNamespace(count=1 << 62)))  # type: ignore[arg-type]
-    asked = dict.fromkeys(("heartbeat", "return_log_probs", "return_num_output_tokens", "return_token_ids"), ON)
-    whole = {} if decoupled else {"streaming": ~ON, "exclude_input_in_output": ON}
+    stage: Any = SimpleNamespace(count_end=lambda output: None, cancel=lambda key: None)
+    sender: Any = FakeSender()
+    streams = ResponseStreams(stage, decoupled)
+    answered: Any = SimpleNamespace(count=1 << 62)  # the detokenizer has answered all
+    streams.start(stage, SendLimiter(answered))
+    asked: dict[str, Any] = dict.fromkeys(
+        ("heartbeat", "return_log_probs", "return_num_output_tokens", "return_token_ids"), ON
+    )
+    whole: dict[str, Any] = {} if decoupled else {"streaming": ~ON, "exclude_input_in_output": ON}
     options, [part] = _read(**asked, **whole, resumed_log_probs=LOG_PROBS)
     streams.open(sender, options, [part])
     key = part.request.key

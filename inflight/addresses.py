@@ -55,7 +55,7 @@ def tls_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def read_directly(url: str, timeout_s: float = 2) -> bytes:
+def read_directly(url: str | urllib.request.Request, timeout_s: float = 2) -> bytes:
     """Return the answer of a server on this machine, without a proxy.
 
     Raises:

@@ -24,9 +24,13 @@ LENGTHS = (10, 50, 100, 500, 1000)
 STEP_PARTS = ("schedule", "draft", "run", "finish")
 """The parts of a step, in their order; nothing is drafted without speculation."""
 
-RESTART_CAUSES = ("crash", "exit", "stage_died", "stage_hung", "server_hung", "start")
+RESTART_CAUSES = ("crash", "exit", "stage_died", "stage_hung", "server_hung", "start", "generation")
 """Why `inflight serve` starts a server again: it ended by a signal or by itself, a stage ended, a stage or the server
-stands still, a new start failed."""
+stands still, a new start failed, one that is ready generates nothing."""
+PARTS = ("triton", "gateway", "door")
+"""What `inflight serve` runs. That the gateway or the door was started again is counted with its name as the cause, on
+the status server's page alone: the server's own page is told the counts when it starts."""
+RESTARTS = "inflight_restarts_total"
 
 _ALL = (TOKENIZER, ENGINE, DETOKENIZER)
 _WITH_MODEL = ("pytorch", TRTLLM)
@@ -191,7 +195,7 @@ STAGES = (
     _stage("inflight_startup_seconds", "Duration of a stage's start by phase", labels={"phase": ()}),
     _stage("inflight_start_time_seconds", "When the stage was ready, since the epoch"),
     _stage(
-        "inflight_restarts_total",
+        RESTARTS,
         "New starts of the server by `inflight serve`, since that began",
         (TOKENIZER,),
         labels={"cause": RESTART_CAUSES},
@@ -251,6 +255,17 @@ GATEWAY = (
     _gateway("engine_ready", "1 while the engine can be called, 0 while it is away"),
 )
 """The gateway's families."""
+
+READY = MetricFamily(
+    "inflight_serve_ready", "1 where a generation has passed since the last start and no stop was asked for, else 0"
+)
+PART_UP = MetricFamily(
+    "inflight_serve_part_up",
+    "1 where a part's own metrics are on this page, 0 while it is away",
+    labels={"part": PARTS},
+)
+SUPERVISOR = (READY, PART_UP)
+"""The families of `inflight serve` itself, on the page of its status server, without the labels of the stages."""
 
 FAMILIES: dict[str, MetricFamily] = {
     family.name: family for group in (UPSTREAM, REQUESTS, TOKENS, BATCH, KV_CACHE, STAGES, EXPORT) for family in group

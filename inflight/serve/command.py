@@ -28,8 +28,7 @@ from inflight.resources import DEMO, bundled
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
-from inflight.serve.server import TritonServer
-from inflight.serve.supervisor import Supervisor
+from inflight.serve.service import Service
 from inflight.settings.deployment import FILE_NAME, Deployment, load_deployment
 
 KV_CACHE_LINE = re.compile(r'KV cache(?:, second tier)? in [^"\n]*')
@@ -55,6 +54,7 @@ def serve(
     http_port: Annotated[int | None, _port(help="HTTP port; the deployment's by default.")] = None,
     grpc_port: Annotated[int | None, _port(help="gRPC port; the deployment's by default.")] = None,
     metrics_port: Annotated[int | None, _port(help="Metrics port; the deployment's by default.")] = None,
+    status_port: Annotated[int | None, _port(help="Port of /ready and its like; the deployment's by default.")] = None,
     gateway_port: Annotated[int | None, _port(help="Port of OpenAI's API; the deployment's by default.")] = None,
     triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
     log_format: Annotated[
@@ -62,10 +62,14 @@ def serve(
         typer.Option(help="Format of the log lines; the deployment's by default.", show_default=False),
     ] = None,
     no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Serve no Prometheus metrics.")] = False,
+    door: Annotated[
+        bool | None, typer.Option("--door/--no-door", help="Have Envoy own the ports; the deployment's by default.")
+    ] = None,
     no_gateway: Annotated[bool, typer.Option("--no-gateway", help="Serve no OpenAI API.")] = False,
 ) -> None:
     """Serve a deployment until Ctrl-C."""
-    ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    ports: dict[str, Any] = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
+    ports |= {"metrics_port": metrics_port, "status_port": status_port}
     overrides = {name: value for name, value in ports.items() if value is not None}
     shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
     shown |= {"log_format": log_format} if log_format else {}
@@ -80,7 +84,10 @@ def serve(
             deployment = override_server(load_deployment(chosen), overrides)
             observability = deployment.observability.model_copy(update=shown)  # which the stages are told
             gateway = deployment.gateway.model_copy(update=front)
-            deployment = deployment.model_copy(update={"observability": observability, "gateway": gateway})
+            chosen_door = {} if door is None else {"enabled": door}
+            sections = {"observability": observability, "gateway": gateway}
+            sections["door"] = deployment.door.model_copy(update=chosen_door)
+            deployment = deployment.model_copy(update=sections)
             _serve(chosen, deployment, triton, signals)
     except DeploymentError as error:
         _fail(str(error))
@@ -174,58 +181,51 @@ class StopSignals:
 
 
 def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals: StopSignals) -> None:
-    server = TritonServer(directory, deployment, find_installation(triton))
-    supervisor, started = Supervisor(server, signals.held), time.monotonic()
-    gateway = GatewayProcess(directory, deployment) if deployment.gateway.enabled else None
+    service, started = Service(directory, deployment, find_installation(triton), signals.held), time.monotonic()
     try:
-        if gateway is not None:
-            gateway.check()
         with _console.status("starting") as status:
-            if gateway is not None:
-                gateway.start()  # while the engine loads
-            supervisor.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
-            if gateway is not None:
-                gateway.wait_ready()
+            service.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
         with signals.held():  # what is interrupted is printed once more with what comes next
-            _console.print(_banner(server, gateway, time.monotonic() - started), markup=False, soft_wrap=True)
-        supervisor.keep_serving()
+            _console.print(_banner(service, time.monotonic() - started), markup=False, soft_wrap=True)
+        service.keep_serving()
     except KeyboardInterrupt:
-        signals.ignore()
-        _console.print("stopping")
-    finally:
         signals.ignore()  # a second Ctrl-C must not interrupt the clean-up: nothing is left running
-        if gateway is not None:
-            gateway.begin_stop()  # what runs has its time in both processes at once
-        server.stop()
-        if gateway is not None:
-            gateway.stop()
+        _console.print("stopping")
+        service.drain()
+    finally:
+        signals.ignore()
+        service.stop()
 
 
-def _banner(running: TritonServer, gateway: GatewayProcess | None, seconds: float) -> str:
-    deployment, server = running.deployment, running.settings
+def _banner(service: Service, seconds: float) -> str:
+    running, gateway, deployment = service.server, service.gateway, service.deployment
+    server, secure = deployment.server, "s" if deployment.door.tls.certificate else ""
     host = nearest_of(server.host)
-    http = f"http://{host}:{server.http_port}"
-    metrics = f"http://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
+    http = f"http{secure}://{host}:{server.http_port}"
+    grpc = f"{'grpcs://' if secure else ''}{host}:{server.grpc_port}"
+    metrics = f"http{secure}://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
+    status = f"\n  status   http://{host}:{server.status_port}/status" if server.status_port else ""
     memory = "".join(f"\n  {line}" for line in KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace")))
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
+    openai = f"http{secure}://{nearest_of(deployment.gateway.host or server.host)}:{deployment.gateway.port}"
     return f"""\
 ready in {seconds:.1f} s on {server.host}: {deployment.model}
-  OpenAI   {f"{gateway.url}/v1, log {gateway.log_path}" if gateway else "off"}
+  OpenAI   {f"{openai}/v1, log {gateway.log_path}" if gateway else "off"}
   HTTP     {http}
   gRPC     {host}:{server.grpc_port}
-  metrics  {metrics}
+  metrics  {metrics}{status}
   log      {running.log_path}{memory}
 try:
-{f"  {_openai_call(gateway)}{chr(10)}" if gateway else ""}\
+{f"  {_openai_call(gateway, openai)}{chr(10)}" if gateway else ""}\
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
-  {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}
+  {Path(sys.argv[0])} chat --url {grpc}
 Ctrl-C stops it."""
 
 
-def _openai_call(gateway: GatewayProcess) -> str:
+def _openai_call(gateway: GatewayProcess, url: str) -> str:
     """Return a command that shows OpenAI's API."""
     key = " -H 'authorization: Bearer KEY'" if gateway.needs_key else ""
     body = json.dumps(
         {"model": gateway.model_name, "messages": [{"role": "user", "content": "What is in-flight batching?"}]}
     )
-    return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
+    return f"curl -s {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"

@@ -85,6 +85,11 @@ class DoorProcess:
         return self._process
 
     @property
+    def runs(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def addresses(self) -> list[str]:
         """Where clients are served, ``host:port`` each."""
         return public_addresses(self._deployment, address_of(self._deployment.server.host))
@@ -238,7 +243,7 @@ class DoorProcess:
         threads = self._deployment.door.threads or max(1, (os.cpu_count() or 1) // _CORES_PER_THREAD)
         self._process = subprocess.Popen(
             [
-                *(shields.util_linux("setpriv"), "--pdeathsig", "TERM", "--", str(envoy_path())),
+                *(shields.util_linux("setpriv"), "--pdeathsig", "KILL", "--", str(envoy_path())),
                 *("--config-path", str(self.folder / "envoy.json"), "--concurrency", str(threads)),
                 *("--disable-hot-restart", "--log-level", "warning", "--log-path", str(self.log_path)),
             ],

@@ -10,7 +10,6 @@ import http.client
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,10 +23,12 @@ import inflight
 from inflight.addresses import nearest_of, read_directly, without_proxy_for_loopback
 from inflight.errors import DeploymentError
 from inflight.serve import shields
-from inflight.serve.log import keep
+from inflight.serve.log import bound, keep
+from inflight.serve.metrics_page import read_page
 from inflight.serve.processes import in_words
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import address_of, require_free
+from inflight.settings.api_keys import read_keys
 from inflight.settings.deployment import Deployment, model_name
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ WELL_S = 60
 """Serving for so long ends a row."""
 END_S = 10
 """Seconds beyond the exit timeout until the gateway is killed."""
-MOST_LOG_BYTES = 64 << 20
-"""Bytes of its log. When there are more, they become the log before, ``gateway.log.1``, and the log begins anew."""
 _LOOK_S, _ENGINE_LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 1.0, 2.0, 5.0
 _AWAY = 503
 _LAST_LINES = 5
@@ -53,9 +52,13 @@ _LAST_LINES = 5
 class GatewayProcess:
     """The gateway of one deployment. A thread of its own keeps it running, from ``start`` to ``stop``."""
 
-    def __init__(self, directory: Path, deployment: Deployment) -> None:
-        """``deployment`` is that of ``directory``, with the command's overrides."""
+    def __init__(self, directory: Path, deployment: Deployment, public_port: int | None = None) -> None:
+        """``deployment`` is that of ``directory``, with the command's overrides.
+
+        ``public_port`` is the port by which it is known, where it is not its own.
+        """
         self._directory, self._deployment = directory, deployment
+        self._public_port = public_port or deployment.gateway.port
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._log: TextIO | None = None
@@ -73,9 +76,14 @@ class GatewayProcess:
         return self._deployment.gateway.host or self._deployment.server.host
 
     @property
+    def address(self) -> str:
+        """``host:port`` at which this machine reaches it."""
+        return f"{nearest_of(self.host)}:{self._deployment.gateway.port}"
+
+    @property
     def url(self) -> str:
         """Where this machine reaches it."""
-        return f"http://{nearest_of(self.host)}:{self._deployment.gateway.port}"
+        return f"http://{self.address}"
 
     @property
     def log_path(self) -> Path:
@@ -148,6 +156,15 @@ class GatewayProcess:
             self._folder.cleanup()
         self._thread = self._log = self._folder = None
 
+    def metrics(self) -> str | None:
+        """Return its page of metrics; None: it is away, or the file of API keys is, of which it needs one."""
+        path, key = self._deployment.gateway.api_keys_file, None
+        try:
+            key = read_keys(path, "gateway.api_keys_file")[1][0] if path is not None else None
+        except DeploymentError:
+            return None
+        return read_page(f"{self.url}/metrics", key)
+
     def _keep(self) -> None:
         """Run the process again and again, until it is to stop; once, where it never answers."""
         in_a_row = 0
@@ -165,7 +182,7 @@ class GatewayProcess:
             self._tried.set()
 
     def _pause(self, how: str, pause_s: int) -> None:
-        kept = keep(self.log_path, f"crash-{self._deployment.gateway.port}.log")
+        kept = keep(self.log_path, f"crash-{self._public_port}.log")
         where = f"; its log is kept in {kept}" if kept else ""
         log.warning("the gateway %s; it restarts in %d s%s", how, pause_s, where)
         self.restarts += 1
@@ -183,7 +200,7 @@ class GatewayProcess:
             now = time.monotonic()
             if limit_s is START_S or now - asked >= _PROBE_S:
                 asked = now
-                self._bound_log()
+                bound(self.log_path)
                 if self._answers():
                     answers, limit_s = now, self._deployment.server.hang_timeout_s
                     self._answered.set()
@@ -197,12 +214,6 @@ class GatewayProcess:
         code = self.process.returncode
         return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
 
-    def _bound_log(self) -> None:
-        """Begin the log anew where it is long; what is written in this moment may be lost."""
-        if self.log_path.stat().st_size > MOST_LOG_BYTES:
-            shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
-            os.truncate(self.log_path, 0)
-
     def _spawn(self) -> None:
         deployment = self._deployment
         sections = {name: getattr(deployment, name).model_dump(mode="json") for name in ("server", "gateway")}
@@ -210,7 +221,7 @@ class GatewayProcess:
         self._process = subprocess.Popen(
             [
                 shields.util_linux("setpriv"),
-                *("--pdeathsig", "TERM", "--", sys.executable, "-P", "-m", "inflight.gateway"),
+                *("--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", "inflight.gateway"),
                 *(str(self._directory.resolve()), "--sections", json.dumps(sections)),
             ],
             env=_environment(),

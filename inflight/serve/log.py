@@ -1,15 +1,19 @@
-"""Reads from a server's log why it ended, and keeps the log of a server that crashed."""
+"""Reads from a server's log why it ended, keeps the log of a server that crashed, and bounds one that grows."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
+import shutil
 from pathlib import Path
 
 from inflight.serve.vitals import End
 
 UNKNOWN = "its log does not say why"
+MOST_BYTES = 64 << 20
+"""Bytes of a log. When there are more, they become the log before, named with ``.1``, and the log begins anew."""
 _KEPT_BYTES = 4 << 20
 """The bytes of the end of a log that are read, and kept."""
 _NO_CAUSE = re.compile(r"^\s*$|CudaDriverHelper has not been initialized|the server has gone, and the stage with it")
@@ -84,6 +88,8 @@ class CrashWatch:
 
     def look(self) -> End | None:
         """Return the end of a server whose log has told of more than one crash since the watch began."""
+        if self._log.stat().st_size < self._read:  # it has begun anew
+            self._began = self._read = 0
         with self._log.open("rb") as file:
             file.seek(self._read)
             lines, _, _ = file.read().rpartition(b"\n")
@@ -93,6 +99,19 @@ class CrashWatch:
             return None
         said = cause(self._log, self._began)
         return End("crash", f"the server crashes again while it tells of its crash: {said}")
+
+
+def bound(log: Path) -> bool:
+    """Begin a log anew if it is long; what is written in this moment may be lost. Return whether it was.
+
+    Whoever writes it must do so at its end, wherever that is (O_APPEND).
+    """
+    if log.stat().st_size <= MOST_BYTES:
+        return False
+    with contextlib.suppress(OSError):  # the disk is full: then the log before is what is given up
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+    os.truncate(log, 0)
+    return True
 
 
 def keep(log: Path, name: str) -> Path | None:

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,25 +25,25 @@ from inflight.addresses import in_url, nearest_of, read_directly
 from inflight.contract import TENSORRTLLM, TRTLLM
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
-from inflight.metrics import RESTART_CAUSES
 from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import shields
 from inflight.serve.installation import TritonInstallation, find_installation, libraries_beside, require_engine
-from inflight.serve.log import cause
+from inflight.serve.leftovers import python_folders, remove
+from inflight.serve.log import bound, cause
 from inflight.serve.processes import in_words
 from inflight.serve.repository import DEFAULT_VARIANT, orchestrator_environment, prepare_repository, variant_name
-from inflight.serve.scratch import temporary_directory
+from inflight.serve.restarts import Restarts
+from inflight.serve.scratch import OwnedDirectory, temporary_directory
 from inflight.serve.shutdown import end_server, kill_server
-from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
+from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment
 from inflight.settings.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
+from inflight.settings.server import ServerSettings
 from inflight.shared_counters import SHARED_MEMORY
 
 log = logging.getLogger(__name__)
 
-PAUSES_S = (0, 1, 2, 4, 8, 16)
-"""The pauses before the new starts in a row: what ended the server may last a while."""
-WELL_S = 180
-"""Serving for so long ends a row: what comes after it is a new trouble."""
+HELD_S = 3.0
+"""How long a port may be busy before that is an error."""
 _READY_POLL_S, _PAUSE_POLL_S = 0.02, 0.1
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
@@ -63,31 +62,6 @@ _REMEDIES = {
 }
 
 
-class Restarts:
-    """Decides when a server is started again: after pauses that grow, and not for ever. It knows no processes."""
-
-    def __init__(self) -> None:
-        self.counts = dict.fromkeys(RESTART_CAUSES, 0)
-        """The number of new starts by their cause."""
-        self.in_a_row = 0
-        """Ends since the server last served well."""
-
-    def after(self, cause: str, served_s: float = 0.0) -> int | None:
-        """Take note of an end, and return the seconds to pause before the next start; None: there is to be none.
-
-        Args:
-            cause: one of those of ``counts``.
-            served_s: how long the server was ready before.
-        """
-        if served_s >= WELL_S:
-            self.in_a_row = 0
-        if self.in_a_row == len(PAUSES_S):
-            return None
-        self.counts[cause] += 1
-        self.in_a_row += 1
-        return PAUSES_S[self.in_a_row - 1]
-
-
 @dataclass
 class TritonServer:
     """One server process for one deployment. Use as a context manager, or call ``stop``."""
@@ -100,7 +74,7 @@ class TritonServer:
     restarts: Restarts = field(default_factory=Restarts)
     """Counts the new starts of this server."""
     _process: subprocess.Popen[bytes] | None = None
-    _runtime: tempfile.TemporaryDirectory[str] | None = None
+    _runtime: OwnedDirectory | None = None
     _log: TextIO | None = None
     _folders: frozenset[Path] = frozenset()
     """The folders that Triton's Python backend has made outside of the server's own; until the server is ready, those
@@ -130,6 +104,16 @@ class TritonServer:
         return Path(self._runtime.name) / "triton.log"
 
     @property
+    def http_url(self) -> str:
+        """Where this machine reaches its HTTP API."""
+        return f"http://{nearest_of(self.settings.host)}:{self.settings.http_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where this machine reads its metrics."""
+        return f"http://{nearest_of(self.settings.host)}:{self.settings.metrics_port}/metrics"
+
+    @property
     def started(self) -> bool:
         """Whether it was started, and not stopped since."""
         return self._runtime is not None
@@ -146,10 +130,11 @@ class TritonServer:
         Raises:
             DeploymentError: a port is busy, the deployment was not built for this machine, or a tool is missing.
         """
-        # The kernel sends it SIGTERM if this process dies without stopping it. Python's own way, ``preexec_fn``, runs
+        # The kernel kills it if this process dies without stopping it: its port is needed for the one that comes next,
+        # and the door, by which clients read what still runs, is gone too. Python's own way, ``preexec_fn``, runs
         # gRPC's handlers in the forked process where this one has used gRPC; at times they end it by SIGABRT before it
         # has become the server (https://github.com/grpc/grpc/issues/43055).
-        dies_with_parent = [shields.util_linux("setpriv"), "--pdeathsig", "TERM", "--"]
+        dies_with_parent = [shields.util_linux("setpriv"), "--pdeathsig", "KILL", "--"]
         roomy_stack = shields.roomy_stack()
         kind = self.deployment.engine.kind
         if kind in (TRTLLM, TENSORRTLLM):
@@ -175,8 +160,8 @@ class TritonServer:
         if kind == TENSORRTLLM:
             self.installation.add_upstreams_backend(backends)
             environment |= orchestrator_environment(self.deployment)
-        self._log = self.log_path.open("w")
-        self._folders = _python_folders()
+        self._log = self.log_path.open("a")  # each line goes to the end, also of a log that has begun anew
+        self._folders = python_folders()
         self._process = subprocess.Popen(
             [*dies_with_parent, *roomy_stack, *self._command(binary, backends, repository)],
             env=self.installation.environment(backends) | environment,
@@ -185,6 +170,8 @@ class TritonServer:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours to handle; a second SIGINT would cut its shutdown short
         )
+        for prefix in self._made_outside():
+            self._runtime.note(prefix)
 
     def wait_ready(self, timeout_s: float | None = None, on_wait: Callable[[], None] = lambda: None) -> None:
         """Wait until every model answers, for ``server.start_timeout_s`` by default; ``on_wait`` is called meanwhile.
@@ -212,12 +199,20 @@ class TritonServer:
             pause(pause_s, on_wait)
             self.start()
         self._ready = self.log_path.stat().st_size
-        self._folders = _python_folders() - self._folders
+        self._folders = python_folders() - self._folders
+        if self._runtime is not None:
+            for folder in self._folders:
+                self._runtime.note(str(folder))
+
+    def bound_log(self) -> None:
+        """Begin its log anew where that is long."""
+        if bound(self.log_path):
+            self._ready = min(self._ready, 1)
 
     def _becomes_ready(self, deadline: float, on_wait: Callable[[], None]) -> bool:
-        probes = [f"http://{nearest_of(self.settings.host)}:{self.settings.http_port}/v2/health/ready"]
+        probes = [f"{self.http_url}/v2/health/ready"]
         if self.metrics:
-            probes.append(self._metrics_url)
+            probes.append(self.metrics_url)
         # The process is checked too: another server on the same ports would answer the probe in its place.
         while self.process.poll() is None and time.monotonic() < deadline:
             if all(map(_answers, probes)):
@@ -238,14 +233,9 @@ class TritonServer:
                 code = kill_server(self._process)
             else:
                 http = nearest_of(self.settings.host).strip("[]"), self.settings.http_port
-                metrics = self._metrics_url if self.metrics else None
+                metrics = self.metrics_url if self.metrics else None
                 code = end_server(self._process, http, metrics, self.stop_timeout_s)
-            for prefix in (self._shm_prefix(), f"inflight_{self._process.pid}_"):  # Triton's files, and the stages' own
-                for leftover in SHARED_MEMORY.glob(f"{prefix}*"):
-                    leftover.unlink(missing_ok=True)
-            for folder in self._folders if self._ready else ():
-                with contextlib.suppress(OSError):  # it is gone, or another server uses it
-                    folder.rmdir()
+            remove([*self._made_outside(), *(map(str, self._folders) if self._ready else ())])
         if self._log is not None:
             self._log.close()
         if self._runtime is not None:
@@ -261,9 +251,9 @@ class TritonServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def _metrics_url(self) -> str:
-        return f"http://{nearest_of(self.settings.host)}:{self.settings.metrics_port}/metrics"
+    def _made_outside(self) -> tuple[str, str]:
+        """Return how the paths begin of the files of Triton and of the stages in shared memory."""
+        return f"{SHARED_MEMORY}/{self._shm_prefix()}", f"{SHARED_MEMORY}/inflight_{self.process.pid}_"
 
     def _shm_prefix(self) -> str:
         # Newer servers refuse to register a region whose name begins as the Python backend's own do.
@@ -304,19 +294,6 @@ class TritonServer:
         return cause(self.log_path, self._ready)
 
 
-def _python_folders() -> frozenset[Path]:
-    """Return the folders, empty unless a model brings its own Python, which only a server that ends in order removes.
-
-    Their place is fixed in Triton's Python backend.
-    """
-    found = set()
-    for path in Path("/tmp").glob("python_env_??????"):
-        with contextlib.suppress(OSError):  # its server removes it at this moment
-            if path.stat().st_uid == os.getuid():
-                found.add(path)
-    return frozenset(found)
-
-
 def address_of(host: str) -> str:
     """Return the address of a host by its number: Triton's HTTP server (2.51) takes a name for no address at all.
 
@@ -338,17 +315,28 @@ def address_of(host: str) -> str:
 def require_free(address: str, name: str, port: int) -> None:
     """Look whether a server can listen at an address, given by its number; ``name`` is that of the port's setting.
 
+    A port that is busy is looked at for ``HELD_S``: a server that was killed may hold it a moment longer.
+
     Raises:
         DeploymentError: it cannot; the message says what to change.
     """
+    deadline = time.monotonic() + HELD_S
+    while (error := _bind_error(address, port)) is not None:
+        if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+            remedy = _REMEDIES.get(error.errno or 0, "choose another --host or --{option}")
+            advice = remedy.format(option=name.replace("_", "-"))
+            raise DeploymentError(f"{in_url(address)}:{port} cannot be used ({error.strerror}); {advice}")
+        time.sleep(_PAUSE_POLL_S)
+
+
+def _bind_error(address: str, port: int) -> OSError | None:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "choose another --host or --{option}")
-            advice = remedy.format(option=name.replace("_", "-"))
-            raise DeploymentError(f"{in_url(address)}:{port} cannot be used ({error.strerror}); {advice}") from None
+            return error
+    return None
 
 
 def free_ports(count: int) -> list[int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import get_args
 
 from inflight.errors import DeploymentError
-from inflight.settings.deployment import OperatorsApi
+from inflight.settings.server import OperatorsApi
 
 log = logging.getLogger(__name__)
 

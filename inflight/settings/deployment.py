@@ -36,6 +36,7 @@ from inflight.settings.section import (
     explain,
     unread_keys,
 )
+from inflight.settings.server import ServerSettings
 from inflight.settings.speculation import SpeculationSettings
 
 FILE_NAME = "deployment.yaml"
@@ -220,37 +221,6 @@ class LimitSettings(Section):
         "2 x (max_words + max_words_bytes) token ids",
     )
     max_return_sequences: int = Field(16, ge=1, description="largest num_return_sequences")
-
-
-OperatorsApi = Literal["shared-memory", "trace", "logging"]
-"""Parts of Triton's API that no request needs: who registers memory, or changes what is logged, rules the server."""
-
-
-class ServerSettings(Section):
-    """Where the server listens."""
-
-    host: str = Field("127.0.0.1", description="address to bind")
-    http_port: int = Field(8000, ge=1, le=65535, description="HTTP port")
-    grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port")
-    metrics_port: int = Field(8002, ge=1, le=65535, description="Prometheus metrics port")
-    start_timeout_s: int | None = Field(
-        None,
-        ge=1,
-        description="seconds until every stage must be ready; null: 3600 with TensorRT-LLM, which loads, compiles and "
-        "tunes first, and 600 with any other engine",
-    )
-    exit_timeout_s: int = Field(30, ge=1, description="seconds that running requests get at shutdown")
-    open_apis: tuple[OperatorsApi, ...] = Field(
-        (), description="operators' parts of Triton's API that anyone who reaches the ports may use; closed otherwise"
-    )
-    hang_timeout_s: float | None = Field(
-        60,
-        ge=5,
-        le=3600,
-        allow_inf_nan=False,
-        description="a stage that waits in one step or call for so long hangs, and the server is started again; one "
-        "that computes gets ten times as long. null: whatever stands still is left alone, for debuggers",
-    )
 
 
 class Deployment(Section):

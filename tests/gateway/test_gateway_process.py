@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from inflight.resources import DEMO
-from inflight.serve import gateway as gateway_module
+from inflight.serve import log as log_module
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import free_ports
 from inflight.settings.deployment import load_deployment
@@ -220,7 +220,7 @@ def test_the_shared_gateway_is_ready(gateway: Beside) -> None:
 
 
 def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "MOST_LOG_BYTES", 4000)
+    monkeypatch.setattr(log_module, "MOST_BYTES", 4000)
     (port,) = free_ports(1)
     deployment = load_deployment(DEMO)
     chosen = deployment.gateway.model_copy(update={"port": port})

@@ -19,7 +19,7 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
-from inflight.serve import server as serve_server
+from inflight.serve import restarts as serve_restarts
 from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
@@ -226,7 +226,7 @@ def test_serve_restarts_a_server_that_crashes_at_its_start(
     crashes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Triton aborts where a stage that loads stands still, but not each time; so it is made to."""
-    monkeypatch.setattr(serve_server, "PAUSES_S", (0, 1))
+    monkeypatch.setattr(serve_restarts, "PAUSES_S", (0, 1))
     aborted: list[int] = []
 
     def abort_while_loading() -> None:

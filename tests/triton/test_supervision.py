@@ -27,7 +27,7 @@ from inflight.client.aio import AsyncClient, AsyncHttpClient, Retry
 from inflight.client.errors import ServerUnreachable
 from inflight.client.request import GenerateOptions
 from inflight.errors import DeploymentError, InflightError
-from inflight.serve import server as serve_server
+from inflight.serve import restarts as serve_restarts
 from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 from inflight.serve.supervisor import Supervisor
@@ -40,8 +40,8 @@ from tests.triton.support.servers import on_engine
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 _WITH_MANY_STARTS = """
 from inflight.cli import app
-from inflight.serve import server as serve_server
-serve_server.PAUSES_S = (0,) * 100
+from inflight.serve import restarts as serve_restarts
+serve_restarts.PAUSES_S = (0,) * 100
 app()
 """
 """`inflight` that starts a server again at once, as often as these tests end it in a row, and Triton by itself."""
@@ -259,7 +259,7 @@ def test_supervisor_gives_up_after_a_row_of_crashes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # One pause is for a start that Triton ends, as it does at a standstill.
-    monkeypatch.setattr(serve_server, "PAUSES_S", (0, 0))
+    monkeypatch.setattr(serve_restarts, "PAUSES_S", (0, 0))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
     directory = on_engine("replay", tmp_path)

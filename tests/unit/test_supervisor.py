@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +23,28 @@ from inflight.serve import command
 from inflight.serve import supervisor as module
 from inflight.serve.command import StopSignals
 from inflight.serve.log import UNKNOWN
-from inflight.serve.server import PAUSES_S, WELL_S, Restarts
+from inflight.serve.restarts import PAUSES_S, WELL_S, Restarts
+from inflight.serve.status import State
 from inflight.serve.supervisor import Supervisor
 from inflight.serve.vitals import End
-from inflight.settings.deployment import ServerSettings, load_deployment
+from inflight.settings.deployment import load_deployment
+from inflight.settings.server import ServerSettings
 
 DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL", killed=True)
 
-_Life = End | int | str | bytes | OSError
+GENERATES_NOTHING = "the server has loaded its models, but generates nothing: "
+
+
+@dataclass(frozen=True)
+class Mute:
+    """The end of a server that loads its models and generates nothing."""
+
+    error: str = ""
+    """Why; empty: ``end`` comes first."""
+    end: End | int = 0
+
+
+_Life = End | int | str | bytes | OSError | Mute
 
 
 class FakeServer:
@@ -37,6 +52,9 @@ class FakeServer:
 
     def __init__(self, directory: Path, lives: list[tuple[float, _Life]]) -> None:
         self.settings, self.stop_timeout_s = ServerSettings(), 40.0
+        self.deployment = SimpleNamespace(start_timeout_s=600)
+        self.http_url = "http://127.0.0.1:8000"
+        self.generates = False
         self.restarts = Restarts()
         self.log_path = directory / "triton.log"
         self.lives, self.clock = lives, 0.0
@@ -58,7 +76,28 @@ class FakeServer:
         if isinstance(self.end, str):
             raise DeploymentError(self.end)
 
+    def generate(self, url: str, timeout_s: float) -> Any:
+        """Stand in for ``Generation``."""
+        assert (url, timeout_s) == (self.http_url, 600)
+        self.generates = True
+        mute = self.end if isinstance(self.end, Mute) else Mute("none")
+        return SimpleNamespace(done=SimpleNamespace(wait=lambda _: self._generated(mute)), error=self._error())
+
+    def _error(self) -> str:
+        return self.end.error if isinstance(self.end, Mute) else ""
+
+    def _generated(self, mute: Mute) -> bool:
+        if not mute.error:  # it does not answer; it is seen to end
+            self.end = mute.end
+        self.generates = False
+        return bool(mute.error)
+
+    def bound_log(self) -> None:
+        pass
+
     def _poll(self) -> int | None:
+        if self.generates:
+            return None
         if self.end is None:
             raise KeyboardInterrupt
         self.clock += self.served_s
@@ -85,10 +124,13 @@ class Run:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *lives: tuple[float, _Life]) -> None:
         self.server = server = FakeServer(directory, list(lives))
+        self.supervisor = Supervisor(server)  # type: ignore[arg-type]
         self.pauses: list[float] = []
         monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
         monkeypatch.setattr(module, "pause", self.pauses.append)
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: server.clock, sleep=lambda _: None))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: server.clock))
+        monkeypatch.setattr(module, "LOOK_S", 0)
+        monkeypatch.setattr(module, "Generation", server.generate)
         monkeypatch.setattr(module, "Vitals", self._vitals)
 
     def _vitals(self, *_: object) -> Any:
@@ -103,9 +145,8 @@ class Run:
         return Vitals()
 
     def serve(self) -> None:
-        made = Supervisor(self.server)  # type: ignore[arg-type]
-        made.start()
-        made.keep_serving()
+        self.supervisor.start()
+        self.supervisor.keep_serving()
 
 
 def test_it_is_started_again_whatever_ended_it(
@@ -117,8 +158,10 @@ def test_it_is_started_again_whatever_ended_it(
         run.serve()
     assert run.server.did == ["start", *["kill", "start"] * 5]
     assert run.pauses == [0, 1, 2, 4, 8]
-    counts = {"stage_died": 1, "crash": 1, "exit": 1, "start": 2, "stage_hung": 0, "server_hung": 0}
-    assert run.server.restarts.counts == counts
+    counts = {"stage_died": 1, "crash": 1, "exit": 1, "start": 2}
+    assert {cause: count for cause, count in run.server.restarts.counts.items() if count} == counts
+    assert run.supervisor.status.snapshot()["last_cause"] == "start"
+    assert run.supervisor.status.ready
     kept = tmp_path / "state/inflight/crash-8000.log"
     assert kept.read_text() == "a log"
     said = f"{DIED.text}; the server restarts in 0 s; its log is kept in {kept}"
@@ -129,6 +172,25 @@ def test_it_is_started_again_whatever_ended_it(
     )
     assert any("no port is free; the server restarts in 4 s" in line for line in caplog.messages)
     assert any("[Errno 28] full; the server restarts in 8 s" in line for line in caplog.messages)
+
+
+def test_a_server_that_generates_nothing_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At its first start too: it was no wrong setting that loaded all models."""
+    hung = Mute(end=End("stage_hung", "the stage tensorrt_llm has waited in one call for 60 s"))
+    run = Run(tmp_path, monkeypatch, (1, Mute("status 500: no memory")), (1, hung), (1, Mute(end=-6)))
+    states = []
+    monkeypatch.setattr(module, "pause", lambda _: states.append(run.supervisor.status.state))
+    with pytest.raises(KeyboardInterrupt):
+        run.serve()
+    assert run.server.did == ["start", *["kill", "start"] * 3]
+    counts = run.server.restarts.counts
+    assert (counts["generation"], counts["stage_hung"], counts["crash"]) == (1, 1, 1)
+    assert states == [State.RESTARTING] * 3
+    assert f"{GENERATES_NOTHING}status 500: no memory; the server restarts in 0 s" in caplog.text
+    assert "has waited in one call for 60 s; the server restarts in 1 s" in caplog.text
+    assert "the server ended with -6: its log does not say why; the server restarts in 2 s" in caplog.text
 
 
 def test_a_server_whose_report_of_a_crash_crashes_is_killed(
@@ -168,7 +230,7 @@ def test_a_first_start_that_fails_is_not_tried_again(tmp_path: Path, monkeypatch
 def test_a_kill_for_memory_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kills = iter([4, 5, 5])
+    kills = iter([4, 4, 5, 5, 5])  # one more where a watch begins, and where one has ended
     monkeypatch.setattr(module, "killed_for_memory", lambda: next(kills))
     with pytest.raises(KeyboardInterrupt):
         Run(tmp_path, monkeypatch, (1, DIED)).serve()
@@ -228,10 +290,9 @@ def test_a_signal_amid_the_first_words_has_none_of_them_printed_twice(
 
     screen = Interrupting()
     monkeypatch.setattr(command, "_console", Console(file=screen))
-    monkeypatch.setattr(command, "_banner", lambda server, gateway, seconds: "ready in 1 s")
+    monkeypatch.setattr(command, "_banner", lambda service, seconds: "ready in 1 s")
     monkeypatch.setattr(command, "find_installation", lambda triton: None)
-    for name in ("TritonServer", "Supervisor", "GatewayProcess"):
-        monkeypatch.setattr(command, name, MagicMock())
+    monkeypatch.setattr(command, "Service", MagicMock())
     command._serve(tmp_path, load_deployment(DEMO), None, signals)
     assert screen.getvalue() == "ready in 1 s\nstopping\n"
 

@@ -1,0 +1,140 @@
+"""All that one `inflight serve` runs: the server, the gateway beside it, the door before them, and what tells of them.
+
+With the door, clients meet Envoy alone, on the deployment's ports. What is behind it listens on ports of this machine
+alone, which stay the same however often it is started again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+from inflight.serve.door import DoorProcess, Upstreams
+from inflight.serve.gateway import GatewayProcess
+from inflight.serve.installation import TritonInstallation
+from inflight.serve.leftovers import sweep
+from inflight.serve.metrics_page import MetricsPage, Page, read_page
+from inflight.serve.server import TritonServer, free_ports
+from inflight.serve.status import State, Status
+from inflight.serve.status_server import StatusServer
+from inflight.serve.supervisor import Supervisor
+from inflight.settings.deployment import Deployment
+
+_INSIDE = "127.0.0.1"
+
+
+class Service:
+    """Starts the parts in the order in which they need each other, and ends them in the order that loses nothing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        deployment: Deployment,
+        installation: TritonInstallation,
+        whole: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """``deployment`` is that of ``directory``, with the command's overrides; ``whole`` as in ``Supervisor``."""
+        self.deployment = deployment
+        self.status = Status(self._restarts)
+        inner = behind_the_door(deployment) if deployment.door.enabled else deployment
+        self.server = TritonServer(directory, inner, installation)
+        ports = deployment.server.http_port, deployment.gateway.port
+        self.gateway = GatewayProcess(directory, inner, ports[1]) if inner.gateway.enabled else None
+        self._supervisor = Supervisor(self.server, whole, self.status, ports[0])
+        self._status_server = self._make_status_server()
+        self._door = self._make_door(directory)
+
+    def start(self, on_wait: Callable[[], None]) -> None:
+        """Start all parts, and wait until a token has been generated; ``on_wait`` is called meanwhile.
+
+        Raises:
+            DeploymentError: a part cannot be started.
+        """
+        sweep()
+        for part in (self.gateway, self._door):
+            if part is not None:
+                part.check()
+        for early in (self._status_server, self._door, self.gateway):  # while the engine loads
+            if early is not None:
+                early.start()
+        if self._door is not None:
+            self._door.wait_ready()
+        self._supervisor.start(on_wait)
+        if self.gateway is not None:
+            self.gateway.wait_ready()
+
+    def keep_serving(self) -> None:
+        """Keep all parts running, until interrupted.
+
+        Raises:
+            DeploymentError: the server ends again and again.
+        """
+        self._supervisor.keep_serving()
+
+    def drain(self) -> None:
+        """Say that no more requests are to come, give load balancers the time to notice, and then admit no more."""
+        served = self.status.ready
+        self.status.change(State.STOPPING)
+        if served:
+            time.sleep(self.deployment.server.drain_delay_s)
+            if self._door is not None:
+                self._door.begin_drain()
+
+    def stop(self) -> None:
+        """End all parts, and remove what they leave. What runs has its time in all of them at once."""
+        self.status.change(State.STOPPING)
+        if self.gateway is not None:
+            self.gateway.begin_stop()
+        self.server.stop()
+        for part in (self.gateway, self._door, self._status_server):
+            if part is not None:
+                part.stop()
+
+    def _restarts(self) -> dict[str, int]:
+        beside = {"gateway": self.gateway, "door": self._door}
+        counts = {name: part.restarts for name, part in beside.items() if part is not None}
+        return self.server.restarts.counts | counts
+
+    def _make_status_server(self) -> StatusServer | None:
+        settings, page = self.deployment.server, None
+        if settings.status_port is None and not self.deployment.door.enabled:
+            return None
+        if self.server.metrics:
+            page = MetricsPage(self.status, self._pages())
+        if settings.status_port is None:
+            return StatusServer(_INSIDE, free_ports(1)[0], self.status, page)
+        return StatusServer(settings.host, settings.status_port, self.status, page)
+
+    def _pages(self) -> dict[str, Page]:
+        pages: dict[str, Page] = {"triton": partial(read_page, self.server.metrics_url)}
+        if self.gateway is not None:
+            pages["gateway"] = self.gateway.metrics
+        if self.deployment.door.enabled:
+            pages["door"] = self._door_page
+        return pages
+
+    def _door_page(self) -> str | None:
+        return self._door.metrics() if self._door is not None and self._door.runs else None
+
+    def _make_door(self, directory: Path) -> DoorProcess | None:
+        if not self.deployment.door.enabled or self._status_server is None:
+            return None
+        inner = self.server.settings
+        gateway = None if self.gateway is None else self.gateway.address
+        http, grpc = (f"{_INSIDE}:{port}" for port in (inner.http_port, inner.grpc_port))
+        return DoorProcess(directory, self.deployment, Upstreams(http, grpc, gateway, self._status_server.address))
+
+
+def behind_the_door(deployment: Deployment) -> Deployment:
+    """Return the deployment as what is behind the door serves it: on this machine alone, on free ports."""
+    http, grpc, metrics, gateway = free_ports(4)
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+    return deployment.model_copy(
+        update={
+            "server": deployment.server.model_copy(update={"host": _INSIDE, **ports}),
+            "gateway": deployment.gateway.model_copy(update={"host": None, "port": gateway}),
+        }
+    )

@@ -1,0 +1,95 @@
+"""The generation that makes a server ready, against servers that answer in every way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from inflight.serve.generation import REQUEST_ID, Generation, generate
+from inflight.serve.server import free_ports
+
+GOOD = 200, {"text_output": "", "finish_reason": "stop"}
+"""An answer without text: the first token may be the last."""
+Answer = tuple[int, Any]
+
+
+class Server:
+    """Gives its answers one after the other, the last of them again and again; None: it hangs."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer | None] = [GOOD]
+        self.asked: list[tuple[str, Any]] = []
+        self.ends = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                server.asked.append((self.path, body))
+                answer = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
+                if answer is None:
+                    server.ends.wait()
+                    return
+                self.send_response(answer[0])
+                self.end_headers()
+                self.wfile.write(json.dumps(answer[1]).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.ends.set()
+    made.http.shutdown()
+    thread.join()
+    made.http.server_close()
+
+
+def test_one_token_of_one_letter_is_asked_for(server: Server) -> None:
+    assert generate(server.url, 60) == ""
+    body = {"id": REQUEST_ID, "text_input": "a", "max_tokens": 1}
+    assert server.asked == [("/v2/models/ensemble/generate", body)]
+
+
+def test_a_full_queue_is_asked_again(server: Server) -> None:
+    full = 503, {"error": "queue_full: the queue is full"}
+    server.answers = [full, full, full, GOOD]
+    assert generate(server.url, 60) == ""
+    assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((500, {"error": "the engine\nfailed"}), r'status 500: {"error": "the engine\nfailed"}'),
+        ((400, {"error": "invalid"}), 'status 400: {"error": "invalid"}'),
+        ((503, {"error": "full"}), 'status 503: {"error": "full"}'),
+        ((200, {"error": "x"}), "its answer has no text_output: {'error': 'x'}"),
+        ((200, ["x"]), "its answer has no text_output: ['x']"),
+        (None, "no answer within 0.5 s"),
+    ],
+    ids=str,
+)
+def test_what_is_no_answer_is_told(server: Server, answer: Answer | None, error: str) -> None:
+    server.answers = [answer]
+    assert generate(server.url, 0.5) == error
+
+
+def test_a_server_that_is_away_is_told() -> None:
+    (nowhere,) = free_ports(1)
+    generation = Generation(f"http://127.0.0.1:{nowhere}", 5)
+    assert generation.done.wait(60)
+    assert "Connection refused" in generation.error

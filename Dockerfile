@@ -47,7 +47,7 @@ RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
     --requirement docker/requirements/server.txt \
  && python3 docker/trim.py /opt/inflight/.venv/lib/python3*/site-packages \
  && strip --strip-unneeded /opt/inflight/.venv/lib/python3*/site-packages/torch/lib/*.so \
- && /opt/inflight/.venv/bin/python3 -m compileall -q -j 0 /opt/inflight/.venv/lib/python3*/site-packages
+ && /opt/inflight/.venv/bin/python3 -m compileall -q -j 0 -x py312_intrinsics /opt/inflight/.venv/lib/python3*/site-packages
 COPY . .
 COPY --from=build-native /opt/build/inflight/engine/native/libinflight_step.so inflight/engine/native/
 RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /opt/wheel . \

@@ -117,7 +117,8 @@ def _update() -> None:
     """Perform the lines of the page."""
     section = (ROOT / "docs/upgrading.md").read_text().partition("## Two replicas")[2]
     lines = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert lines and NEXT in lines[1]
+    assert lines
+    assert NEXT in lines[1]
     run("bash", "-euo", "pipefail", "-c", lines[1].replace("docker compose", " ".join(compose_command())), **SETTINGS)
 
 

@@ -1,4 +1,4 @@
-"""What the images are built of is pinned: images by digest, packages by version and hash, the door's files by its code."""
+"""What the images are built of is pinned: images by digest, packages by version and hash."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import tomllib
 from pathlib import Path
 
 import yaml
+from typer.testing import CliRunner
+
+from inflight.cli import app
+from inflight.resources import DEMO
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "docker/requirements"
@@ -68,6 +72,21 @@ def test_env_example_lists_every_variable_with_its_default() -> None:
     assert set(used) <= set(listed) <= set(used) | passed
     examples = {"MODELS", "DEPLOYMENT", "MODEL", "PIP_INDEX_URL", "EXTRA_CA_BUNDLE"}
     assert {name: listed[name] for name in set(used) - examples} == {name: used[name] for name in set(used) - examples}
+
+
+def test_the_build_service_says_what_inflight_build_takes(tmp_path: Path) -> None:
+    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["gpu-build"]
+    values = {"MODEL": str(DEMO / "model"), "GPU": "h100", "PRECISION": "fp8", "ENGINE": "demo"}
+    filled = [re.sub(r"\$\{(\w+):-[^}]*\}", lambda found: values[found[1]], word) for word in _words(service)]
+    program, *words = [word.replace("/engines", str(tmp_path)) for word in filled]
+    assert program == "inflight"
+    done = CliRunner().invoke(app, [*words, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert str(tmp_path / "demo") in done.output
+
+
+def _words(service: dict[str, list[str]]) -> list[str]:
+    return service["entrypoint"] + service["command"]
 
 
 def test_the_doors_files_are_those_that_its_code_writes() -> None:

@@ -37,6 +37,7 @@ for _command in (
     server_commands.locust,
     faults,
     rolling,
+    server_commands.resume,
     server_commands.stop,
     server_commands.soak_server,
     server_commands.hostile,

@@ -23,6 +23,8 @@ class InflightError(Exception):
     """Name of the member of ``pb_utils.TritonError`` that carries it."""
     label: ClassVar[str] = "internal"
     """Value of the metric label ``outcome``."""
+    retry_after_s: float | None = None
+    """The seconds after which an answer of HTTP or a trailer of gRPC asks to try again, as a client reads it."""
 
     def wire_message(self) -> str:
         """Return the message as clients see it: ``"<STATUS>: <message>"``, without a traceback."""

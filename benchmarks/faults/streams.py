@@ -26,7 +26,7 @@ _QUESTIONS = (
     "How does a scheduler choose?",
 )
 _TEMPERATURE = 0.8
-_ASK_S, _EACH_S, _SILENCE_S = 10.0, 0.3, 60.0
+_ASK_S, _EACH_S, _SILENCE_S = 20.0, 0.3, 120.0
 _START_S = 240.0
 _SHORT = 4
 
@@ -54,7 +54,7 @@ class Clients:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._grpc = AsyncClient(served.grpc, retry=Retry(), timeouts=Timeouts(between_chunks=_SILENCE_S))
+        self._grpc = AsyncClient(served.grpc, retry=Retry(resume=True), timeouts=Timeouts(between_chunks=_SILENCE_S))
         limits = httpx.Limits(max_connections=None)
         self._http = httpx.AsyncClient(
             base_url=f"http://{served.gateway}", timeout=_SILENCE_S, trust_env=False, limits=limits

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
-from inflight.client.answer import Chunk, Collector, Completion, Health, Outputs, read_chunk
-from inflight.client.errors import RETRYABLE, RequestTimeout, ServerLoading
+from inflight.client.answer import Chunk, Collector, Completion, Health, read_chunk
+from inflight.client.errors import RETRYABLE, RequestTimeout, Retryable, ServerLoading, ServerUnreachable
 from inflight.client.request import GenerateOptions, Prompt, Request, build_request
+from inflight.client.resume import Resumption, merged
+from inflight.client.retry import Attempts
+from inflight.client.retry import Retry as Retry
 from inflight.client.transport import Transport, find_problem, inspect, make_transport, parse_address
 from inflight.contract import ENGINE
-from inflight.errors import EngineFailure, InflightError
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest, UnsupportedFeature
 
 T = TypeVar("T")
-_END: Outputs = {}
 _ABOUT_S = 2.0
 """How long a client waits for what the server says of its model."""
 
@@ -39,27 +41,6 @@ class Timeouts:
     """The longest time from one chunk of a stream to the next."""
     total: float | None = None
     """The longest time from the call to the end; the only limit of a request that does not stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """When a request that has answered nothing yet is tried again: pauses double and are shaken, not to come in step.
-
-    Only a connection that was refused or broke, a full queue and a server that stops are tried again, and only before
-    the first chunk: after it a second try could show another answer.
-    """
-
-    attempts: int = 4
-    """Tries in all; 1: no second one."""
-    first_pause: float = 0.2
-    """The seconds before the second try, at most."""
-    longest_pause: float = 5.0
-
-    def pauses(self) -> Iterator[float | None]:
-        """Yield for each try the seconds to pause after it should it fail; None: give up."""
-        for attempt in range(self.attempts - 1):
-            yield min(self.first_pause * 2**attempt, self.longest_pause) * random.uniform(0.5, 1.0)
-        yield None
 
 
 class Patience:
@@ -156,7 +137,8 @@ class AsyncStream:
     def __init__(self, transport: Transport, request: Request, patience: Patience, retry: Retry) -> None:
         self._patience = patience
         self._collector = Collector(request.sequences)
-        self._chunks = _chunks(transport, request, patience, retry)
+        self._resumption = Resumption(request, self._collector, retry.resume)
+        self._chunks = _chunks(transport, self._resumption, patience, retry)
         self._turn = asyncio.Lock()  # a cancel from another task waits until the chunk in progress is broken off
 
     def __aiter__(self) -> AsyncStream:
@@ -179,6 +161,11 @@ class AsyncStream:
         async with self._turn:
             await self._chunks.aclose()
 
+    @property
+    def breaks(self) -> int:
+        """How often the stream has gone on after it broke."""
+        return self._resumption.breaks
+
     def completion(self) -> Completion:
         """Return what has arrived so far; its ``finish_reason`` is None while the stream runs or if it was cut."""
         return self._collector.completion()
@@ -191,24 +178,48 @@ class AsyncStream:
 
 
 async def _chunks(
-    transport: Transport, request: Request, patience: Patience, retry: Retry
+    transport: Transport, resumption: Resumption, patience: Patience, retry: Retry
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of ``request``, trying again while nothing has arrived and it is safe."""
-    for pause in retry.pauses():
-        replies = transport.replies(request)
-        started = False
+    """Yield the chunks of a request, trying again while that is safe. The caller collects each before the next."""
+    attempts = Attempts(retry)
+    while True:
+        progressed = False
         try:
-            while outputs := await patience.wait(anext(replies, _END)):
-                started = True
-                patience.arrived()
-                yield read_chunk(outputs, request.top_log_probs, request.log_prob_ids)
-            return
-        except RETRYABLE:
-            if started or pause is None:
+            streams = [_read(transport, one) for one in resumption.requests()]
+            async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as chunks:
+                while chunk := await patience.wait(anext(chunks, None)):
+                    progressed = True
+                    patience.arrived()
+                    yield chunk
+            if patience.interrupted or resumption.done or not retry.resume:
+                return
+            error: Retryable = ServerUnreachable("the stream ended before its last response", broke=True)
+        except RETRYABLE as failure:
+            error = failure
+        except DeadlineExceeded:
+            if not (last := resumption.ended_by_deadline()):
                 raise
-        finally:
-            await replies.aclose()
-        await patience.wait(asyncio.sleep(pause))
+            for chunk in last:
+                yield chunk
+            return
+        except (InvalidRequest, UnsupportedFeature) as refusal:
+            if not resumption.goes_without_ids(refusal):
+                raise
+            continue
+        if resumption.done:
+            return
+        pause = attempts.pause(error, progressed)
+        if pause is None or not resumption.can_go_on:
+            raise error
+        await patience.wait(asyncio.sleep(resumption.within_deadline(pause)))
+
+
+async def _read(transport: Transport, request: Request) -> AsyncGenerator[Chunk, None]:
+    """Yield the chunks of one try."""
+    async with aclosing(transport.replies(request)) as replies:
+        async for outputs in replies:
+            chunk = read_chunk(outputs, request.top_log_probs, request.log_prob_ids)
+            yield replace(chunk, index=request.index) if request.index else chunk
 
 
 class _BaseClient:

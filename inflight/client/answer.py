@@ -90,6 +90,10 @@ class Chunk:
     """Per new token the likeliest ones as (token id, log-prob), with ``num_top_log_probs``."""
     scores: Scores | None = None
     """What else was asked for: log-probs of the prompt and of given tokens, or an embedding."""
+    token_ids: tuple[int, ...] = ()
+    """The new tokens, with ``return_token_ids`` or where streams are resumed."""
+    used_seed: int | None = None
+    """What a sampled sequence is sampled by, in its first chunk, with ``return_token_ids``."""
     other_beams: tuple[Completion, ...] = ()
     """The beams after the best one, with ``beam_width``; the best one's text and log-probs are the chunk's."""
     outputs: Outputs = field(default_factory=dict, repr=False)
@@ -116,7 +120,8 @@ def read_chunk(outputs: Outputs, top_log_probs: int = 0, log_prob_ids: int = 0) 
     return Chunk(
         best.text, index, first("finish_reason") or None, usage, start=first("text_start"), end=first("text_end"),
         cum_log_prob=best.cum_log_prob, log_probs=best.log_probs, top_log_probs=grouped, scores=scores,
-        other_beams=tuple(others), outputs=outputs,
+        token_ids=tuple(outputs.get("token_ids", ())), used_seed=first("used_seed"), other_beams=tuple(others),
+        outputs=outputs,
     )  # fmt: skip
 
 
@@ -167,6 +172,8 @@ class Completion:
     top_log_probs: Likeliest = ()
     scores: Scores = Scores()
     """What else was asked for: log-probs of the prompt and of given tokens, or an embedding."""
+    token_ids: tuple[int, ...] = ()
+    used_seed: int | None = None
     outputs: Outputs = field(default_factory=dict, repr=False)
     """The tensors of the last response."""
     alternatives: tuple[Completion, ...] = ()
@@ -180,13 +187,16 @@ class Completion:
 @dataclass(slots=True)
 class _Sequence:
     parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     end: int | None = None
     completion: Completion = field(default_factory=Completion)
 
     def add(self, chunk: Chunk) -> None:
-        if None not in (self.end, chunk.start) and chunk.start != self.end:
-            raise EngineFailure(f"a chunk of the stream is missing: text up to {self.end}, then from {chunk.start}")
+        if self.end is not None and chunk.start is not None and chunk.start != self.end:
+            what = "is missing" if chunk.start > self.end else "has come twice"
+            raise EngineFailure(f"a chunk of the stream {what}: text up to {self.end}, then from {chunk.start}")
         self.parts.append(chunk.text)
+        self.token_ids += chunk.token_ids
         self.end = chunk.end
         so_far, usage = self.completion, self.completion.usage
         self.completion = replace(
@@ -201,9 +211,14 @@ class _Sequence:
             log_probs=so_far.log_probs + chunk.log_probs,
             top_log_probs=so_far.top_log_probs + chunk.top_log_probs,
             scores=so_far.scores.joined(chunk.scores),
+            used_seed=_newer(chunk.used_seed, so_far.used_seed),
             outputs=chunk.outputs,
             alternatives=chunk.other_beams,
         )
+
+    def whole(self) -> Completion:
+        """Return what has been added up."""
+        return replace(self.completion, text="".join(self.parts), token_ids=tuple(self.token_ids))
 
 
 def _newer(new: Any, old: Any) -> Any:
@@ -211,10 +226,12 @@ def _newer(new: Any, old: Any) -> Any:
 
 
 class Collector:
-    """Adds chunks up to a completion, and checks that the stream has no gap and came to its end."""
+    """Adds chunks up to a completion, and checks that the stream has no gap or overlap and came to its end."""
 
     def __init__(self, sequences: int = 1) -> None:
         self._expected = sequences
+        self.chunks = 0
+        """How many have come."""
         self._sequences = {0: _Sequence()}
         self._started = time.perf_counter()
         self._first: float | None = None
@@ -224,13 +241,25 @@ class Collector:
         """Take one chunk in.
 
         Raises:
-            EngineFailure: if text before it is missing, or it is of a sequence that was not asked for.
+            EngineFailure: if text before it is missing, if its own has come before, or if it is of a sequence that was
+                not asked for.
         """
+        self.chunks += 1
         self._last = time.perf_counter() - self._started
         self._first = self._last if self._first is None else self._first
         if chunk.index >= self._expected:
             raise EngineFailure(f"sequence_index is {chunk.index}; {self._expected} sequences were asked for")
         self._sequences.setdefault(chunk.index, _Sequence()).add(chunk)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come."""
+        return self.chunks > 0
+
+    def unfinished(self) -> dict[int, Completion]:
+        """Return what has come of each sequence that has no finish reason yet, by its index."""
+        so_far = {index: self._sequences.get(index, _Sequence()).whole() for index in range(self._expected)}
+        return {index: one for index, one in so_far.items() if one.finish_reason is None}
 
     @property
     def complete(self) -> bool:
@@ -241,6 +270,6 @@ class Collector:
     def completion(self) -> Completion:
         """Return what has been collected so far."""
         in_order = (self._sequences[index] for index in sorted(self._sequences))
-        first, *others = (replace(each.completion, text="".join(each.parts)) for each in in_order)
+        first, *others = (each.whole() for each in in_order)
         alternatives = (*others, *first.alternatives)
         return replace(first, alternatives=alternatives, first_chunk_seconds=self._first, seconds=self._last)

@@ -26,6 +26,11 @@ class ServerUnreachable(InflightError):
 
     status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "unreachable"
 
+    def __init__(self, message: str, *, broke: bool = False) -> None:
+        """``broke``: the connection broke under the request, so that the server may have been at work on it."""
+        super().__init__(message)
+        self.broke = broke
+
 
 class ServerLoading(ServerUnreachable):
     """There is a server, and it is not ready yet."""
@@ -37,8 +42,9 @@ class RequestTimeout(InflightError):
     status, triton_code, label = "DEADLINE_EXCEEDED", "UNAVAILABLE", "timeout"
 
 
+Retryable = ServerUnreachable | QueueFull | ShuttingDown
 RETRYABLE = (ServerUnreachable, QueueFull, ShuttingDown)
-"""What may be tried again, provided that nothing of the answer has arrived."""
+"""What may be tried again, provided that nothing of the answer has arrived, or that it can be resumed."""
 
 _CLASSES: dict[str, type[InflightError]] = {
     kind.status: kind
@@ -58,14 +64,19 @@ _TRITONS_WORDS = {
     "timeout expired": "DEADLINE_EXCEEDED",
 }
 """What tells the status of Triton's own errors on a gRPC stream, which come without one."""
-_TRANSPORTS_WORDS = re.compile(r"\bipv[46]:|Socket closed|failed to connect", re.IGNORECASE)
+_CUT_STREAM = re.compile(r"^Stream removed|RST_STREAM|GOAWAY|^Data frame with END_STREAM")
+"""gRPC's words about a stream that ended without a status. Where a proxy's server has gone, theirs is not UNAVAILABLE:
+Envoy resets the stream, which is INTERNAL, and HAProxy ends it as if it were whole, which is UNKNOWN."""
+_NO_CONNECTION = "failed to connect"
+_TRANSPORTS_WORDS = re.compile(rf"\bipv[46]:|Socket closed|{_NO_CONNECTION}|{_CUT_STREAM.pattern}", re.IGNORECASE)
 """What tells that no server wrote a message but gRPC's library, which begins some of its own with a status, too."""
+_PROXYS_WORDS = re.compile("reset reason: (connection termination|remote reset)|header with status: 502")
+"""What proxies say of a server whose connection broke under a request; of one that is away they say something else."""
 STATUS_OF_HTTP = {
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
     499: "CANCELLED",
     501: "UNIMPLEMENTED",
-    502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
@@ -82,17 +93,27 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
         message: as it came from the server or the transport.
         status: gRPC's name of the status that came with it; counts only if the message names none.
     """
-    found = _PREFIX.search(message)
+    found, connected = _PREFIX.search(message), _NO_CONNECTION not in message
     if found:
         status, message = found[1], message[found.end() :]
+    elif _CUT_STREAM.search(message):
+        status = "UNAVAILABLE"
     elif status == "INTERNAL" or STAGE_DEAD in message:
         status = next((name for words, name in _TRITONS_WORDS.items() if words in message), status)
     if status != "UNAVAILABLE":
         return _CLASSES.get(status, EngineFailure)(message)
     if _TRANSPORTS_WORDS.search(message):
-        return ServerUnreachable(message)
-    if "queue size" in message:  # the words of Triton's queue and of TensorRT-LLM's alike
+        return ServerUnreachable(message, broke=connected)
+    if _PROXYS_WORDS.search(message):
+        return ServerUnreachable(message, broke=True)
+    if "queue size" in message or "rate_limited" in message:  # of Triton's queue or TensorRT-LLM's; of Envoy
         return QueueFull(message)
     if "stopping" in message or "shutting down" in message:
         return ShuttingDown(message)
     return QueueFull(message) if found else ServerUnreachable(message)
+
+
+def seconds(retry_after: str | bytes | None) -> float | None:
+    """Return the seconds that a ``Retry-After`` names; None: none, also where it names a date."""
+    text = retry_after.decode("latin-1") if isinstance(retry_after, bytes) else retry_after or ""
+    return float(text) if text.isascii() and text.isdigit() else None

@@ -20,7 +20,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 from inflight import contract
 from inflight.addresses import is_loopback
 from inflight.client.answer import Health, Outputs
-from inflight.client.errors import from_wire
+from inflight.client.errors import from_wire, seconds
 from inflight.client.request import INPUTS, NUMPY_TYPES, Request
 from inflight.errors import EngineFailure
 
@@ -62,7 +62,9 @@ class GrpcTransport:
                 if message.infer_response.outputs:
                     yield decode_response(message.infer_response)
         except grpc.aio.AioRpcError as error:
-            raise from_wire(error.details() or "", error.code().name) from error
+            told = from_wire(error.details() or "", error.code().name)
+            told.retry_after_s = seconds(dict(error.trailing_metadata() or ()).get("retry-after"))
+            raise told from error
         finally:
             call.cancel()
 

@@ -15,9 +15,9 @@ import httpx
 
 from inflight.addresses import direct_mounts, tls_context
 from inflight.client.answer import Health, Outputs
-from inflight.client.errors import STATUS_OF_HTTP, ServerUnreachable, from_wire
+from inflight.client.errors import STATUS_OF_HTTP, ServerUnreachable, from_wire, seconds
 from inflight.client.request import INPUTS, Request
-from inflight.errors import EngineFailure, InflightError
+from inflight.errors import EngineFailure, InflightError, QueueFull
 
 EVENT = b"data:"
 """Beginning of a line that carries an event of a stream."""
@@ -54,11 +54,12 @@ class HttpTransport:
             url, headers = f"{self._path}/generate_stream", dict(request.trace_context)
             async with self._client().stream("POST", url, json=body(request), headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise error_of(response.status_code, await response.aread())
+                    raise error_of(response.status_code, await response.aread(), response.headers.get("retry-after"))
                 async for event in _events(response):
                     yield read_event(event)
         except httpx.RequestError as error:
-            raise ServerUnreachable(f"{self._url}: {error or type(error).__name__}") from error
+            broke = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            raise ServerUnreachable(f"{self._url}: {error or type(error).__name__}", broke=broke) from error
 
     async def health(self) -> Health:
         """Return what the server says of itself and of the model."""
@@ -122,9 +123,20 @@ def read_event(line: bytes) -> dict[str, list[Any]]:
     return {name: value if isinstance(value, list) else [value] for name, value in event.items()}
 
 
-def error_of(status: int, raw: bytes) -> InflightError:
-    """Return the error in a response's body: Triton's ``{"error": ...}``, as an event or not, or a proxy's text."""
+def error_of(status: int, raw: bytes, retry_after: str | None = None) -> InflightError:
+    """Return the error in a response's body: Triton's ``{"error": ...}``, as an event or not, or a proxy's text.
+
+    ``retry_after``: the response's header of that name.
+    """
     text = raw.decode(errors="replace").strip()
     with suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text.removeprefix("data:"))["error"])
-    return from_wire(text, STATUS_OF_HTTP.get(status, "INTERNAL"))
+    error: InflightError
+    if status == httpx.codes.BAD_GATEWAY:  # a proxy's server broke under the request
+        error = ServerUnreachable(text, broke=True)
+    elif status == httpx.codes.TOO_MANY_REQUESTS:
+        error = QueueFull(text)
+    else:
+        error = from_wire(text, STATUS_OF_HTTP.get(status, "INTERNAL"))
+    error.retry_after_s = seconds(retry_after)
+    return error

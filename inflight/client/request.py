@@ -103,6 +103,15 @@ class GenerateOptions:
     """Milliseconds from arrival after which the server ends the request."""
     client_id: str | None = None
     """The client whose request it is, where clients take turns (``batching.fairness``)."""
+    resumed_ids: Sequence[int] | None = None
+    """The tokens that an earlier run of this very request has generated: the answer goes on behind them.
+
+    A stream of a client with ``Retry(resume=True)`` does this by itself.
+    """
+    resumed_log_probs: Sequence[float] | None = None
+    """Their log-probs; needed with ``return_log_probs``."""
+    return_token_ids: bool | None = None
+    """Fill ``Completion.token_ids`` and ``used_seed``, which a later request can be resumed with."""
     chat_template_kwargs: Mapping[str, Any] | None = None
     """Variables of the chat template; only with messages."""
     exclude_input_in_output: bool = True
@@ -123,6 +132,8 @@ class Request:
     """W3C headers."""
     log_prob_ids: int = 0
     """How many tokens' log-probs are reported at each position."""
+    index: int = 0
+    """Which of the sequences it asks for, where each is asked for by a request of its own."""
 
 
 def build_request(

@@ -12,9 +12,10 @@ from collections.abc import Callable, Coroutine
 from functools import cache, wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Retry, Timeouts
+from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Timeouts
 from inflight.client.answer import Chunk, Completion
 from inflight.client.request import GenerateOptions, Prompt
+from inflight.client.retry import Retry
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -75,6 +76,11 @@ class Stream:
     def cancel(self) -> None:
         """Cancel the request if it is still running; iteration then ends. Any thread may call it."""
         _run(self._stream.cancel())
+
+    @property
+    def breaks(self) -> int:
+        """How often the stream has gone on after it broke."""
+        return self._stream.breaks
 
     def completion(self) -> Completion:
         """Return what has arrived so far; its ``finish_reason`` is None while the stream runs or if it was cut."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import struct
 import sys
 import threading
@@ -18,6 +20,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
+from tests.support.scripted import Script, ServerError
 from tests.support.waiting import wait_until
 
 PIECES = ("Hel", "lo ", "wörld\u2028", "🙂 {x}\x85", "!\n")
@@ -34,18 +37,42 @@ OUTPUT_TYPES = {
     "snapshot": "BYTES",
     "cum_log_probs": "FP32",
     "output_log_probs": "FP32",
+    "prompt_log_probs": "FP32",
     "top_log_probs": "FP32",
+    "used_seed": "UINT64",
 }
+_LISTS = ("_words", "_weights", "resumed_ids", "resumed_log_probs")
+"""How the names of inputs of any length end."""
 SERVED_MODEL = {"name": "tiny", "max_sequence_length": 2048, "default_max_tokens": 256}
 HTTP_CODES = {"INVALID_ARGUMENT": 400, "UNIMPLEMENTED": 501, "NOT_FOUND": 404, "UNAVAILABLE": 503}
 
 
-class ServerError(Exception):
-    """An error answer: the first word of the text is its status."""
+class InBandError(ServerError):
+    """An error as Triton sends it over gRPC: inside a response, without a status."""
 
 
 class Hangup(Exception):
     """The connection breaks."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """How one request ends before its time."""
+
+    after: int
+    """So many of its chunks arrive."""
+    error: str = ""
+    """The error that it ends with; empty: the connection breaks."""
+    silent: bool = False
+    """It ends as if it were whole."""
+    away: int = 0
+    """So many requests after it are answered as by a proxy whose server is away, with ``Faults.retry_after``."""
+
+    def happen(self) -> Iterator[dict[str, list[Any]]]:
+        """End the request so."""
+        if not self.silent:
+            raise InBandError(self.error) if self.error else Hangup
+        yield from ()
 
 
 @dataclass
@@ -72,6 +99,15 @@ class Faults:
     """Seconds before the first chunk, and before each other."""
     together: int = 1
     """Nobody is answered before so many requests run at once."""
+    breaks: list[Break] = field(default_factory=list)
+    """How the next requests end, each by the first that is left."""
+    away: int = 0
+    retry_after: str = ""
+    """The ``Retry-After`` of each refusal."""
+    no_token_ids: str = ""
+    """The error of every request that wants token ids."""
+    forget: bool = False
+    """What is resumed begins anew."""
 
 
 @dataclass
@@ -125,16 +161,14 @@ class FakeServer:
     def _misbehave(self, responses: Iterator[dict[str, list[Any]]]) -> Iterator[dict[str, list[Any]]]:
         faults = self.faults
         wait_until(lambda: self.most_running >= faults.together, 60)
-        with self._lock:
-            refused = faults.refuse > 0
-            faults.refuse -= refused
-        if refused:
-            raise ServerError("UNAVAILABLE: Exceeds maximum queue size")
-        if faults.refuse_messages and "messages" in self.requests[-1]:
-            raise ServerError(faults.refuse_messages)
+        self._refuse(self.requests[-1])
         if faults.error and faults.after == 0:
             time.sleep(faults.first_delay)
             raise ServerError(faults.error)
+        with self._lock:
+            end = faults.breaks.pop(0) if faults.breaks else None
+            faults.away = end.away if end else 0
+        number = -1
         for number, response in enumerate(responses):
             time.sleep(faults.delay if number else faults.first_delay)
             if number == faults.after:
@@ -144,35 +178,41 @@ class FakeServer:
                     raise Hangup
                 if faults.truncate:
                     return
+            if end is not None and number == end.after:
+                yield from end.happen()
+                return
             if number != faults.lose:
                 yield response
+        if end is not None and number + 1 == end.after:  # behind the last response
+            yield from end.happen()
+
+    def _refuse(self, inputs: dict[str, Any]) -> None:
+        faults = self.faults
+        with self._lock:
+            refused, away = faults.refuse > 0, faults.away > 0
+            faults.refuse -= refused
+            faults.away -= away
+        if away:
+            raise ServerError("UNAVAILABLE")
+        if refused:
+            raise ServerError("UNAVAILABLE: Exceeds maximum queue size")
+        if faults.refuse_messages and "messages" in inputs:
+            raise ServerError(faults.refuse_messages)
+        if faults.no_token_ids and "return_token_ids" in inputs:
+            raise ServerError(faults.no_token_ids)
 
     def _responses(self, inputs: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
-        pieces = self.pieces if inputs["stream"] else ("".join(self.pieces),)
-        sequences = inputs.get("num_return_sequences", 1)
-        for index in range(sequences):
-            start = 0
-            for number, piece in enumerate(pieces):
-                response: dict[str, list[Any]] = {
-                    "text_output": [piece],
-                    "text_start": [start],
-                    "text_end": [start + len(piece)],
-                }
-                start += len(piece)
-                if sequences > 1:
-                    response["sequence_index"] = [index]
-                if inputs.get("return_log_probs"):
-                    response |= {"cum_log_probs": [-0.5 * (number + 1)], "output_log_probs": [-0.5]}
-                if width := inputs.get("num_top_log_probs"):
-                    response["top_log_prob_ids"] = list(range(width))
-                    response["top_log_probs"] = [-0.5 * (rank + 1) for rank in range(width)]
-                if inputs.get("return_num_input_tokens"):
-                    response["num_input_tokens"] = [7]
-                if inputs.get("return_num_output_tokens"):
-                    response["num_output_tokens"] = [number + 1]
-                if number == len(pieces) - 1:
-                    response["finish_reason"] = ["stop"]
-                yield response
+        count = inputs.get("num_return_sequences", 1)
+        sampled = "temperature" in inputs or "seed" in inputs
+        first = inputs.get("seed", random.getrandbits(64) if sampled else 0)
+        sequences = [Script(self.pieces, inputs, (first + index) % 2**64) for index in range(count)]
+        if self.faults.forget:
+            inputs.pop("resumed_ids", None)
+        for turn in itertools.zip_longest(*(script.responses() for script in sequences)):
+            for index, response in enumerate(turn):
+                if index:
+                    response.pop("prompt_log_probs", None)
+                yield response | ({"sequence_index": [index]} if count > 1 else {})
 
 
 class _Servicer(GRPCInferenceServiceServicer):
@@ -197,11 +237,15 @@ class _Servicer(GRPCInferenceServiceServicer):
                     yield pb.ModelStreamInferResponse(infer_response=_encode(outputs))
                 yield pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse())  # the empty final response
             except ServerError as error:
-                if self.fake.faults.in_band:
+                if isinstance(error, InBandError):
+                    yield pb.ModelStreamInferResponse(error_message=str(error))
+                elif self.fake.faults.in_band:
                     yield pb.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
                 else:
                     over.set()
                     status = grpc.StatusCode[str(error).partition(":")[0]]
+                    if self.fake.faults.retry_after:
+                        context.set_trailing_metadata((("retry-after", self.fake.faults.retry_after),))
                     context.abort(status, f"in ensemble 'ensemble', {error}")
             except Hangup:
                 over.set()
@@ -222,7 +266,7 @@ def _decode(request: pb.ModelInferRequest) -> dict[str, Any]:
         else:
             values = np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
         assert tensor.shape[1] == len(values)
-        inputs[tensor.name] = values if tensor.name.endswith(("_words", "_weights")) else values[0]
+        inputs[tensor.name] = values if tensor.name.endswith(_LISTS) else values[0]
     return inputs
 
 
@@ -301,6 +345,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _whole(self, code: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         self.send_response(code)
+        if code == HTTP_CODES["UNAVAILABLE"] and self.fake.faults.retry_after:
+            self.send_header("Retry-After", self.fake.faults.retry_after)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

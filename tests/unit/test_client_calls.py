@@ -99,9 +99,9 @@ def test_sequences_and_log_probs(blocking: Make) -> None:
         "Hi", GenerateOptions(num_return_sequences=3, return_log_probs=True, num_top_log_probs=2)
     )
     assert [answer.text, *(other.text for other in answer.alternatives)] == [TEXT] * 3
-    assert answer.log_probs == (-0.5,)
-    assert answer.cum_log_prob == -0.5
-    assert answer.top_log_probs == (((0, -0.5), (1, -1.0)),)
+    assert answer.log_probs == tuple(-0.5 - number / 64 for number in range(len(PIECES)))
+    assert answer.cum_log_prob == sum(answer.log_probs)
+    assert [[log_prob for _, log_prob in position] for position in answer.top_log_probs] == [[-0.5, -1.0]] * len(PIECES)
 
 
 def test_grpc_asks_for_status_codes(fake: FakeServer) -> None:

@@ -11,12 +11,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from inflight import contract, errors
-from inflight.client.aio import Retry
 from inflight.client.answer import Chunk, Collector, Usage, read_chunk
 from inflight.client.errors import RequestTimeout, ServerUnreachable, from_wire
 from inflight.client.grpc_transport import decode_response, encode_request
 from inflight.client.http_transport import body, error_of, read_event
 from inflight.client.request import INPUTS, GenerateOptions, build_request
+from inflight.client.retry import Attempts, Retry
 from inflight.errors import EngineFailure
 from tests.support.tables import each_row
 
@@ -218,12 +218,13 @@ def test_collector_refuses_a_sequence_that_was_not_asked_for(sequences: int) -> 
 
 
 def test_pauses_grow_and_end() -> None:
-    pauses = list(Retry(attempts=5, first_pause=1.0, longest_pause=3.0).pauses())
-    assert pauses[-1] is None
-    for pause, most in zip(pauses[:-1], (1.0, 2.0, 3.0, 3.0), strict=True):
+    attempts = Attempts(Retry(attempts=5, first_pause=1.0, longest_pause=3.0))
+    for most in (1.0, 2.0, 3.0, 3.0):
+        pause = attempts.pause(errors.QueueFull("full"), progressed=False)
         assert pause is not None
         assert most / 2 <= pause <= most
-    assert list(Retry(attempts=1).pauses()) == [None]
+    assert attempts.pause(errors.QueueFull("full"), progressed=False) is None
+    assert Attempts(Retry(attempts=1)).pause(errors.QueueFull("full"), progressed=False) is None
 
 
 def test_a_stream_has_an_id_of_its_own() -> None:

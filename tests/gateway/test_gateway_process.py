@@ -69,7 +69,7 @@ class Command:
 @contextmanager
 def serving(directory: Path, *options: str, demo: bool = False, **settings: Any) -> Iterator[Command]:
     """Run `inflight serve` with the engine that starts soonest, or with the demo model."""
-    served = DEMO if demo else on_engine("replay", directory, **settings)
+    served = on_engine("pytorch" if demo else "replay", directory, **settings)
     numbers = dict(zip(("http", "grpc", "metrics", "gateway"), free_ports(4), strict=True))
     ports = [f"--{name}-port={port}" for name, port in numbers.items()]
     said = directory / "said"
@@ -295,17 +295,42 @@ def test_a_stream_is_finished_at_the_end_and_new_requests_are_refused(tmp_path: 
         _wait_for_end(everything)
 
 
-def test_a_stream_ends_with_an_error_where_the_server_dies(tmp_path: Path) -> None:
-    with serving(tmp_path, demo=True) as command, ThreadPoolExecutor() as pool:
-        cut = pool.submit(_chat, command, LONG)
-        until(lambda: _first_tokens(command) == 1, PATIENCE_S)
+BROKEN: tuple[dict[str, Any], ...] = (
+    {**LONG, "max_tokens": 700},
+    {**LONG, "max_tokens": 200, "temperature": 1, "seed": 7, "n": 2, "logprobs": True, "top_logprobs": 2},
+    {**LONG, "max_tokens": 200, "temperature": 0.8, "seed": 1, "frequency_penalty": 0.5, "stop": ["@@"]},
+    {**LONG, "max_tokens": 200, "temperature": 1.2, "seed": 2, "min_tokens": 100, "ignore_eos": False},
+    {**CHAT, "max_tokens": 700, "temperature": 1, "seed": 3, "ignore_eos": True},
+)
+
+
+def test_streams_go_on_where_the_server_dies(tmp_path: Path) -> None:
+    patient = {"gateway": {"engine_wait_s": 600}}
+    with serving(tmp_path, demo=True, **patient) as command, ThreadPoolExecutor() as pool:
+        broken = [pool.submit(_chat, command, body) for body in BROKEN]
+        until(lambda: _counted(command, FIRST_TOKENS) == len(BROKEN) - 1, PATIENCE_S)
         command.child("tritonserver").kill()
-        text = cut.result().text
-        last = json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
-        assert last["error"]["code"] == "server_unavailable"
-        assert "[DONE]" not in text
-        until(lambda: "ready again" in command.text() and command.is_healthy(), PATIENCE_S)
-        assert "first token" in _chat(command, CHAT).json()["choices"][0]["message"]["content"].lower()
+        late = pool.submit(_chat, command, CHAT)
+        assert "first token" in late.result().json()["choices"][0]["message"]["content"].lower()
+        answers = [_said(reply.result()) for reply in broken]
+        resumed, repeated = (_counted(command, f'resumed_total{{outcome="{one}"}}') for one in ("resumed", "repeated"))
+        assert resumed >= 1, "the first has the most tokens"
+        assert repeated >= 1, "the last one comes whole"
+        assert "ready again" in command.text()
+        assert answers == [_said(_chat(command, body)) for body in BROKEN]
+
+
+def _said(reply: httpx.Response) -> list[Any]:
+    """Return what an answer says of each choice: its text, its tokens by their log-probs, and how it ends."""
+    assert reply.status_code == 200, reply.text
+    parts = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")] or [reply.json()]
+    choices: dict[int, list[Any]] = {}
+    for choice in [choice for part in parts for choice in part["choices"]]:
+        said = choices.setdefault(choice["index"], ["", [], None])
+        said[0] += (choice["delta"] if "delta" in choice else choice["message"]).get("content") or ""
+        said[1] += [one["token"] for one in (choice["logprobs"] or {"content": []})["content"]]
+        said[2] = choice["finish_reason"]
+    return [choices[index] for index in sorted(choices)]
 
 
 def test_the_banners_command_works(tmp_path: Path) -> None:
@@ -315,8 +340,11 @@ def test_the_banners_command_works(tmp_path: Path) -> None:
     assert "in-flight" in json.loads(done.stdout)["choices"][0]["message"]["content"].lower()
 
 
-def _first_tokens(command: Command) -> int:
-    """Return how many chats have got their first token, as the gateway counts them."""
+FIRST_TOKENS = 'time_to_first_token_seconds_count{route="/v1/chat/completions"}'
+
+
+def _counted(command: Command, series: str) -> int:
+    """Return what the gateway has counted."""
     page = httpx.get(f"http://127.0.0.1:{command.port}/metrics", timeout=PATIENCE_S, trust_env=False).text
-    found = re.search(r'time_to_first_token_seconds_count\{route="/v1/chat/completions"\} (\d+)', page)
+    found = re.search(rf"inflight_gateway_{re.escape(series)} (\d+)", page)
     return int(found[1]) if found else 0

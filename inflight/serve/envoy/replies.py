@@ -9,16 +9,16 @@ from inflight.serve.envoy.values import Config
 RETRY_AFTER_S = 2
 """Seconds that a client which is refused for now is told to wait."""
 _LATER = (429, 503)
-_ROUTES_SAY = "%LOCAL_REPLY_BODY%"
-"""Stands for the text that the route gives which refuses."""
+_ROUTE_SAYS = "%LOCAL_REPLY_BODY%"
+"""Stands for the text of the route that refuses: of gRPC's methods more than one does so with 404."""
 _WORDS = {
     400: "the request is not valid HTTP",
     401: "an API key or a token is needed, as `Authorization: Bearer ...`",
     403: "this is not allowed",
-    404: _ROUTES_SAY,
+    404: "there is no such path, or it takes another method",
     408: "the request took too long to arrive, or nothing moved for too long",
     413: "the request's body is too large",
-    415: _ROUTES_SAY,
+    415: "compressed bodies are not accepted",
     426: "HTTP/1.1 or HTTP/2 is needed",
     429: "this client sends too many requests; send the next one later",
     431: "the request's headers are too large, or too many",
@@ -40,7 +40,7 @@ def _of_status(status: int, words: str) -> list[Config]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     openai = {"error": {"message": words, "type": kind, "param": None, "code": None}}
     return [
-        _mapper(status, [_GRPC], {"text_format_source": {"inline_string": words}}),
+        _mapper(status, [_GRPC], {"text_format_source": {"inline_string": _ROUTE_SAYS if status == 404 else words}}),
         _mapper(status, [_KSERVE], _as_json({"error": words})),
         _mapper(status, [], _as_json(openai)),
     ]

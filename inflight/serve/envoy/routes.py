@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from inflight.serve.envoy.filters import rate_limits
 from inflight.serve.envoy.paths import GRPC_STREAM, OPEN_PATHS, READ, Served, served
 from inflight.serve.envoy.values import (
     AUTH,
@@ -23,9 +26,10 @@ _RESENT = "connect-failure,refused-stream,reset-before-request,reset"
 _RESENT_ELSEWHERE = f"{_RESENT},retriable-headers,unavailable"
 _TRIES_ELSEWHERE = 2
 """New tries where there are several replicas: a request that ends its server ends three of them at most."""
+_TRIES_OF_GATEWAY = 8
+"""New tries for the gateway, which starts again within two seconds, and waits for the engine by itself."""
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 _NO_SUCH = "there is no such path, or it takes another method"
-_COMPRESSED = "compressed bodies are not accepted"
 _COMPRESSED_MESSAGES = "compressed messages are not accepted"
 
 
@@ -47,7 +51,7 @@ def route_configuration(
     routes = [*statuses, _draining()]
     if not draining:
         others = [route for one in shown if one.target != STATUS for route in _routes(one, settings, replicas)]
-        routes = [*_refused(), *statuses, *others, _no_such()]
+        routes = [*_refused(), *statuses, *others, _refusal(404, _NO_SUCH)]
     return typed(
         "config.route.v3.RouteConfiguration",
         name=ROUTES,
@@ -55,8 +59,9 @@ def route_configuration(
             {
                 "name": "all",
                 "domains": ["*"],
-                "routes": routes,
+                "routes": [*routes, _refusal(404, _NO_SUCH, tunnel=True)],
                 "request_body_buffer_limit": settings.max_body_bytes,
+                "typed_per_filter_config": rate_limits(settings),
             }
         ],
     )
@@ -97,26 +102,31 @@ def _refused() -> list[Config]:
     message: Config = {"name": "grpc-encoding", "string_match": {"safe_regex": {"regex": ".*"}}}
     plain: Config = {"name": "grpc-encoding", "string_match": {"exact": "identity"}, "invert_match": True}
     return [
-        {"match": {"prefix": "/", "headers": [packed]}, "direct_response": _answer(415, _COMPRESSED)},
-        {"match": {"prefix": "/", "headers": [message, plain]}, "direct_response": _answer(404, _COMPRESSED_MESSAGES)},
+        _refusal(415, "", [packed]),
+        _refusal(404, _COMPRESSED_MESSAGES, [message, plain]),
     ]
 
 
-def _no_such() -> Config:
-    return {"match": {"prefix": "/"}, "direct_response": _answer(404, _NO_SUCH)}
-
-
 def _draining() -> Config:
+    header = {"header": {"key": "x-should-retry", "value": "true"}}
+    return {**_refusal(503, ""), "response_headers_to_add": [header]}
+
+
+def _refusal(status: int, text: str, headers: Sequence[Config] = (), *, tunnel: bool = False) -> Config:
+    """Return a route that refuses at once, also a stream that has not ended yet, and does not ask who the client is.
+
+    Args:
+        headers: what requests have that are refused.
+        tunnel: whether those of the method CONNECT are, which no other route is for.
+    """
+    answer: Config = {"status": status}
+    if text:
+        answer["body"] = {"inline_string": text}
     return {
-        "match": {"prefix": "/"},
-        "direct_response": {"status": 503},
-        "response_headers_to_add": [{"header": {"key": "x-should-retry", "value": "true"}}],
-        "typed_per_filter_config": _switched_off(AUTH, RATE_LIMIT),
+        "match": {"prefix": "/", "headers": list(headers)} if not tunnel else {"connect_matcher": {}},
+        "direct_response": answer,
+        "typed_per_filter_config": _switched_off(AUTH, RATE_LIMIT, BUFFER),
     }
-
-
-def _answer(status: int, text: str) -> Config:
-    return {"status": status, "body": {"inline_string": text}}
 
 
 def _routes(one: Served, settings: DoorSettings, replicas: int) -> list[Config]:
@@ -146,7 +156,7 @@ def _action(one: Served, settings: DoorSettings, replicas: int) -> Config:
         **_destination(one.target, settings),
         "timeout": "0s",
         "idle_timeout": seconds(settings.stream_idle_timeout_s),
-        "retry_policy": _retries(settings, replicas),
+        "retry_policy": _retries(one.target, settings, replicas),
     }
 
 
@@ -179,11 +189,15 @@ def _destination(target: str, settings: DoorSettings) -> Config:
     return destination
 
 
-def _retries(settings: DoorSettings, replicas: int) -> Config:
-    """Return when a request is sent again; never once a byte of its answer has come."""
+def _retries(target: str, settings: DoorSettings, replicas: int) -> Config:
+    """Return when a request is sent again; never once a byte of its answer has come.
+
+    Envoy counts tries, whether or not the server was there. A request that ends its server is sent three times or so:
+    all the tries together take hardly longer than three starts of the server.
+    """
     policy: Config = {
         "retry_on": _RESENT,
-        "num_retries": settings.retries,
+        "num_retries": min(settings.retries, _TRIES_OF_GATEWAY) if target == GATEWAY else settings.retries,
         "retry_back_off": {"base_interval": seconds(_SHORTEST_S), "max_interval": seconds(_LONGEST_S)},
     }
     if replicas == 1:

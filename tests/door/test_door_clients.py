@@ -146,7 +146,7 @@ def test_a_client_gets_its_share_of_requests(tmp_path: Path) -> None:
         assert code_of(running.port, ("authorization", f"Bearer {KEY}")) == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert running.ask("GET", "/v2", as_bearer(OTHER)).status == 200
         assert running.ask("GET", "/ready").status == 200
-        assert 'inflight_door_rate_limited_total 2' in running.process.metrics()
+        assert "inflight_door_rate_limited_total 2" in running.process.metrics()
 
 
 def ask_by_tls(port: int, authority: Path, certificate: tuple[Path, Path] | None = None) -> Answer:

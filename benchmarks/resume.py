@@ -178,12 +178,13 @@ async def _killing(
         victim, serve = rng.choice(VICTIMS), serves[len(killed) % len(serves)]
         os.kill(serve.process_of(victim), signal.SIGKILL)
         killed.append(victim)
-        await _until_back(serve, len(killed) if len(serves) == 1 else 1)
+        if len(serves) == 1:
+            await _until_back(serve, len(killed))
     return killed
 
 
 async def _until_back(serve: Serve, times: int) -> None:
-    """Wait until a server has been started again so often: the next to be killed is to be one that serves."""
+    """Wait until a server has been started again so often: what is killed next is to be one that serves."""
     async with asyncio.timeout(_READY_S):
         while serve.said.read_text().count("ready again in") < times:
             await asyncio.sleep(0.1)

@@ -238,6 +238,7 @@ def test_a_dying_server_is_one_break_however_often_it_answers() -> None:
     for _ in range(2):
         assert attempts.pause(away, progressed=False) is not None
         assert attempts.pause(dead, progressed=False) is not None
+        assert attempts.pause(ServerUnreachable("Socket closed", broke=True), progressed=False) is not None
     assert attempts.pause(away, progressed=False) is not None
     assert attempts.pause(dead, progressed=False) is None
 

@@ -59,14 +59,16 @@ defaults
   timeout check 2s
   option redispatch
   option httpchk GET /v2/health/ready
-  default-server check check-proto h1 inter 500ms fall 1 rise 1
+  default-server check inter 500ms fall 1 rise 1
 frontend grpc
-  bind 127.0.0.1:{grpc} proto h2
+  mode tcp
+  bind 127.0.0.1:{grpc}
   default_backend grpc
 frontend http
   bind 127.0.0.1:{http}
   default_backend http
 backend grpc
+  mode tcp
 {by_grpc}
 backend http
 {by_http}
@@ -145,23 +147,22 @@ def make_asks(first: int, count: int, seed: int) -> list[Ask]:
 
 
 async def _run(asks: Sequence[Ask], grpc: str, http: str, tokens: _Tokens, over: asyncio.Event) -> None:
-    async with (
-        AsyncClient(grpc, retry=_PATIENT, timeouts=_UNLIMITED) as by_grpc,
-        AsyncHttpClient(http, retry=_PATIENT, timeouts=_UNLIMITED) as by_http,
-    ):
+    async def one(ask: Ask) -> None:
+        kind, url = (AsyncHttpClient, http) if ask.http else (AsyncClient, grpc)
+        async with (
+            kind(url, retry=_PATIENT, timeouts=_UNLIMITED) as client,  # whose connection goes to any replica
+            client.stream(ask.prompt, ask.options) as stream,
+        ):
+            try:
+                async for chunk in stream:
+                    tokens.add(len(chunk.token_ids))
+                ask.answer = stream.completion()
+            except InflightError as error:
+                ask.error = f"{type(error).__name__}: {error}"
+            ask.breaks = stream.breaks
 
-        async def one(ask: Ask) -> None:
-            async with (by_http if ask.http else by_grpc).stream(ask.prompt, ask.options) as stream:
-                try:
-                    async for chunk in stream:
-                        tokens.add(len(chunk.token_ids))
-                    ask.answer = stream.completion()
-                except InflightError as error:
-                    ask.error = f"{type(error).__name__}: {error}"
-                ask.breaks = stream.breaks
-
-        await asyncio.gather(*map(one, asks))
-        over.set()
+    await asyncio.gather(*map(one, asks))
+    over.set()
 
 
 async def _killing(
@@ -177,12 +178,13 @@ async def _killing(
         victim, serve = rng.choice(VICTIMS), serves[len(killed) % len(serves)]
         os.kill(serve.process_of(victim), signal.SIGKILL)
         killed.append(victim)
-        await _until_back(serve, len(killed) if len(serves) == 1 else 1)
+        if len(serves) == 1:
+            await _until_back(serve, len(killed))
     return killed
 
 
 async def _until_back(serve: Served, times: int) -> None:
-    """Wait until a server has been started again so often: the next to be killed is to be one that serves."""
+    """Wait until a server has been started again so often: what is killed next is to be one that serves."""
     async with asyncio.timeout(_READY_S):
         while serve.said.read_text().count("ready again in") < times:
             await asyncio.sleep(0.1)
@@ -200,7 +202,7 @@ async def _first(*steps: Awaitable[object]) -> None:
 def _proxied(serves: Sequence[Served]) -> Iterator[tuple[str, str]]:
     """Run HAProxy before the servers; yield its addresses for gRPC and HTTP."""
     grpc, http = free_ports(2)
-    by_grpc = [f"  server s{n} {one.grpc} proto h2 port {one.http.rpartition(':')[2]}" for n, one in enumerate(serves)]
+    by_grpc = [f"  server s{n} {one.grpc} port {one.http.rpartition(':')[2]}" for n, one in enumerate(serves)]
     by_http = [f"  server s{n} {one.http}" for n, one in enumerate(serves)]
     text = _HAPROXY.format(grpc=grpc, http=http, by_grpc="\n".join(by_grpc), by_http="\n".join(by_http))
     with TemporaryDirectory(prefix="inflight-resume-") as folder:

@@ -8,6 +8,7 @@ import typer
 
 from benchmarks import engine_commands, server_commands
 from benchmarks.faults.command import faults, rolling
+from benchmarks.door import door
 from benchmarks.foreign.command import foreign
 from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
@@ -24,6 +25,7 @@ for _command in (
     engine_commands.hybrid,
     engine_commands.scheduler,
     engine_commands.soak,
+    door,
     foreign,
     guided,
     gateway,

@@ -9,6 +9,8 @@ import typer
 from benchmarks import engine_commands, server_commands
 from benchmarks.faults.command import faults, rolling
 from benchmarks.door import door
+from benchmarks.door import door
+from benchmarks.faults.command import faults, rolling
 from benchmarks.foreign.command import foreign
 from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
@@ -41,6 +43,7 @@ for _command in (
     server_commands.locust,
     faults,
     rolling,
+    server_commands.resume,
     server_commands.stop,
     server_commands.soak_server,
     server_commands.soak_crashes,

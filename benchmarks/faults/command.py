@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -26,6 +27,7 @@ def faults(
     output: Output = None,
 ) -> None:
     """Kill, freeze, fill up and take away what a server stands on, under streams; needs root."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then too
     broken: list[str] = []
 
     def results() -> Iterator[Result]:
@@ -42,6 +44,8 @@ def faults(
             found = broken_promises(outcomes[-1], streams)
             broken.extend(f"{fault.title}: {one}" for one in found)
             console.print(f"{fault.title}: {'; '.join(found) or 'as promised'}", markup=False, soft_wrap=True)
+            for message, count in outcomes[-1].messages.items():
+                console.print(f"  {count} times: {message}", markup=False, soft_wrap=True)
         yield faults_result(outcomes, streams)
 
     chosen = "".join(f" --only '{word}'" for word in only or ())
@@ -56,6 +60,7 @@ def rolling(
     output: Output = None,
 ) -> None:
     """Stop, and then kill, one of two replicas after the other under load; fail if a request does; needs root."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows: list[Row] = []
 
     def results() -> Iterator[Result]:

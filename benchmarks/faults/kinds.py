@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.place import KEPT, Place
-from benchmarks.faults.served import DOOR, GATEWAY, HAS_DOOR, STAGES, SUPERVISOR, TRITON, Served
+from benchmarks.faults.served import DOOR, GATEWAY, SUPERVISOR, VICTIMS, Served
 from inflight.contract import ENGINE
 
 Act = Callable[[Served, Place], AbstractContextManager[None]]
@@ -129,14 +129,13 @@ _ENDS_OPENAI = "gRPC's streams go on, the gateway's end with an error"
 def all_faults(place: Place) -> list[Fault]:
     """Return the faults that this machine allows; ``place``: one as they will have it."""
     kill, stop = signal.SIGKILL, signal.SIGSTOP
-    faults = [Fault("SIGKILL", victim, _AGAIN, _signal(kill, victim)) for victim in (*STAGES, TRITON)]
+    faults = [Fault("SIGKILL", victim, _AGAIN, _signal(kill, victim)) for victim in VICTIMS]
     faults.append(Fault("SIGKILL", GATEWAY, f"a new gateway; {_ENDS_OPENAI}", _signal(kill, GATEWAY), ends_openai=True))
-    if HAS_DOOR:
-        faults.append(Fault("SIGKILL", DOOR, f"a new door; {_ENDS_OPENAI}", _signal(kill, DOOR), ends_openai=True))
+    faults.append(Fault("SIGKILL", DOOR, f"a new door; {_ENDS_OPENAI}", _signal(kill, DOOR), ends_openai=True))
     started = f"started again from outside; {_ENDS_OPENAI}"
     faults.append(Fault("SIGKILL", SUPERVISOR, started, _signal(kill, SUPERVISOR), ends_openai=True))
     for seconds, name, promise in ((_SHORT_S, "SIGSTOP for 3 s", _THROUGH), (_FROZEN_S, "SIGSTOP", _AGAIN)):
-        faults += [Fault(name, victim, promise, _signal(stop, victim), seconds) for victim in (*STAGES, TRITON)]
+        faults += [Fault(name, victim, promise, _signal(stop, victim), seconds) for victim in VICTIMS]
     if clock := clock_environment():
         faults.append(Fault("clock one hour forward", "all", _THROUGH, _clock(1), _SHORT_S, environment=clock))
         faults.append(Fault("clock one hour back", "all", _THROUGH, _clock(-1), _SHORT_S, environment=clock))

@@ -54,7 +54,7 @@ class Place:
     def command(self, *words: str) -> list[str]:
         """Return the command that runs a program in the place; it has the process id of the program."""
         entered = ["sh", "-c", _ENTER, str(self.group)] if self.limits_memory else []
-        return [*entered, "nsenter", f"--target={self.anchor}", "--mount", "--", *words]
+        return [*entered, "nsenter", f"--target={self.anchor}", "--mount", "env", f"--chdir={Path.cwd()}", *words]
 
     def path(self, inside: str) -> Path:
         """Return where this process finds a path of the place."""

@@ -33,6 +33,9 @@ class Outcome:
     unequal: int = 0
     """Streams that ended as if whole, with another text."""
     errors: Counter[str] = field(default_factory=Counter)
+    """How many streams ended with an error, by its kind."""
+    messages: Counter[str] = field(default_factory=Counter)
+    """The same by its message."""
     endless: int = 0
     said: str = ""
     exit_code: int | None = None
@@ -49,6 +52,7 @@ class Outcome:
                 self.unequal += seen.text != text
             elif seen.end:
                 self.errors[seen.end] += 1
+                self.messages[seen.error] += 1
             else:
                 self.endless += 1
 

@@ -20,17 +20,17 @@ from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 from inflight.errors import EngineFailure
 from inflight.resources import DEMO
 from inflight.serve.server import free_ports
-from inflight.settings.deployment import FILE_NAME, Deployment
 
 SUPERVISOR, TRITON, GATEWAY, DOOR = "supervisor", "Triton", "gateway", "door"
 STAGES = (TOKENIZER, ENGINE, DETOKENIZER)
+VICTIMS = (*STAGES, TRITON)
+"""The processes whose end is an end of the engine."""
 _WORDS = {TRITON: "tritonserver", GATEWAY: "inflight.gateway", DOOR: "envoy"} | {one: f"/{one}/" for one in STAGES}
 """What the command lines of the processes have in them; that of a stage has the server's too."""
 _ORDER = (*STAGES, GATEWAY, DOOR, TRITON)
 _AGAIN_S = 0.1
 """The pause of both compose and systemd before they start a service again."""
 _END_S = 60.0
-HAS_DOOR = "door" in Deployment.model_fields
 
 
 @dataclass
@@ -117,7 +117,7 @@ def serving(place: Place | None = None, environment: Mapping[str, str] | None = 
     """Serve the demo on free ports; at the end it is stopped, if it runs still.
 
     Args:
-        place: where; without one it has this process's files, no gateway, and is not started again.
+        place: where; without one it has this process's files, neither gateway nor door, and is not started again.
         environment: variables that it has beside this process's.
     """
     ports = free_ports(4)
@@ -125,7 +125,7 @@ def serving(place: Place | None = None, environment: Mapping[str, str] | None = 
     with TemporaryDirectory(prefix="inflight-served-") as folder:
         command = [str(Path(sys.executable).with_name("inflight")), "serve"]
         command += [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
-        command += ["--no-gateway"] if place is None else [f"{KEPT}/demo"]
+        command += ["--no-gateway", "--no-door"] if place is None else ["--door", f"{KEPT}/demo"]
         state = folder if place is None else f"{KEPT}/state"
         if place is not None:
             _lay_out(place)
@@ -143,9 +143,5 @@ def serving(place: Place | None = None, environment: Mapping[str, str] | None = 
 
 
 def _lay_out(place: Place) -> None:
-    """Put the deployment into the place: with the door, where there is one."""
-    demo = place.path(f"{KEPT}/demo")
-    shutil.copytree(DEMO, demo, dirs_exist_ok=True)
-    if HAS_DOOR:
-        with (demo / FILE_NAME).open("a") as file:
-            file.write("door:\n  enabled: true\n")
+    """Put the deployment into the place."""
+    shutil.copytree(DEMO, place.path(f"{KEPT}/demo"), dirs_exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -26,9 +25,10 @@ _QUESTIONS = (
     "How does a scheduler choose?",
 )
 _TEMPERATURE = 0.8
-_ASK_S, _EACH_S, _SILENCE_S = 10.0, 0.3, 60.0
+_ASK_S, _EACH_S, _SILENCE_S = 20.0, 0.3, 120.0
 _START_S = 240.0
 _SHORT = 4
+_REFUSALS = (InflightError, httpx.HTTPError)
 
 
 @dataclass
@@ -39,7 +39,9 @@ class Seen:
     at: list[float] = field(default_factory=list)
     """When each chunk came."""
     end: str = ""
-    """``WHOLE``, or the error; empty: none yet."""
+    """``WHOLE``, or the kind of error; empty: none yet."""
+    error: str = ""
+    """The error's message."""
     runs: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, text: str) -> None:
@@ -54,7 +56,7 @@ class Clients:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._grpc = AsyncClient(served.grpc, retry=Retry(), timeouts=Timeouts(between_chunks=_SILENCE_S))
+        self._grpc = AsyncClient(served.grpc, retry=Retry(resume=True), timeouts=Timeouts(between_chunks=_SILENCE_S))
         limits = httpx.Limits(max_connections=None)
         self._http = httpx.AsyncClient(
             base_url=f"http://{served.gateway}", timeout=_SILENCE_S, trust_env=False, limits=limits
@@ -86,8 +88,8 @@ class Clients:
         try:
             await read(place, seen)
             seen.end = WHOLE
-        except (InflightError, httpx.HTTPError) as error:
-            seen.end = f"{way}: {type(error).__name__}"
+        except _REFUSALS as error:
+            seen.end, seen.error = f"{way}: {type(error).__name__}", str(error)
         seen.runs.set()
 
     async def _read_grpc(self, place: int, seen: Seen) -> None:
@@ -142,9 +144,8 @@ async def _first_good(ask: Callable[[], Awaitable[None]]) -> float:
         while True:
             asked.add(asyncio.create_task(one()))
             done, asked = await asyncio.wait(asked, timeout=_EACH_S)
-            for task in done:
-                with suppress(InflightError, httpx.HTTPError):
-                    return task.result()
+            if good := [task.result() for task in done if not isinstance(task.exception(), _REFUSALS)]:
+                return good[0]
             if done:
                 await asyncio.sleep(_EACH_S)
     finally:

@@ -64,7 +64,7 @@ _TRITONS_WORDS = {
     "timeout expired": "DEADLINE_EXCEEDED",
 }
 """What tells the status of Triton's own errors on a gRPC stream, which come without one."""
-_CUT_STREAM = re.compile(r"^Stream removed|RST_STREAM|GOAWAY|^Data frame with END_STREAM")
+_CUT_STREAM = re.compile(r"^Stream removed|RST_STREAM|GOAWAY|^Data frame with END_STREAM|^Internal error from Core")
 """gRPC's words about a stream that ended without a status. Where a proxy's server has gone, theirs is not UNAVAILABLE:
 Envoy resets the stream, which is INTERNAL, and HAProxy ends it as if it were whole, which is UNKNOWN."""
 _NO_CONNECTION = "failed to connect"

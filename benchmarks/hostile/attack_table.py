@@ -26,6 +26,7 @@ def _attempt(serve: Serve, attack: Attack) -> Row:
         "answers": ", ".join(f"{count} x {answer}" for answer, count in sorted(answers.items())),
         "ended": len(target.gone()),
         "restarts": serve.restarts - restarts,
+        "cause": serve.last_cause if serve.restarts > restarts else "",
         "tracebacks": target.new_tracebacks(),
         "MiB": growth[0] if growth else "-",
         "MiB_again": growth[1] if len(growth) > 1 else "-",

@@ -14,8 +14,6 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
-import psutil
-
 from benchmarks.hostile.front import GENERATE
 from benchmarks.hostile.over_http import http_attack
 from benchmarks.hostile.pair import Serve, serving
@@ -26,6 +24,7 @@ from benchmarks.server_soak.run import SAMPLE_S, Soaked, books
 from benchmarks.server_soak.session import WRONG, End
 from benchmarks.server_soak.traffic import Traffic
 from inflight.errors import EngineFailure
+from inflight.serve.processes import look_at
 
 SHARE = 0.8
 """Of the knee."""
@@ -36,7 +35,7 @@ _CONCURRENCIES, _RAMP_S = (16, 32), 15.0
 _HOSTILE_S, _HOSTILE_PATIENCE_S = 1.0, 60.0
 _END_S = 180.0
 """How long the last requests may take to end."""
-_LOOK_S = 0.1
+_LOOK_S, _GONE_S = 0.1, 5.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def soak_with_crashes(
         serve.process.terminate()
         soaked.exit_code = serve.process.wait()
         soaked.stop_s = time.monotonic() - began
-    soaked.left_behind = [name for process, name in known.items() if psutil.pid_exists(process)]
+    soaked.left_behind = [name for process, name in known.items() if _lives(process)]
     ids = {str(held.process) for sample in soaked.samples for held in sample.processes.values()}
     soaked.left_behind += [one.name for one in Path("/dev/shm").iterdir() if ids & set(one.name.split("_"))]
     return soaked
@@ -215,6 +214,16 @@ async def _crash(serve: Serve, began: float, every_s: float, soaked: Crashed, sa
             await asyncio.sleep(_LOOK_S)
         soaked.crashes.append(Crash(killed - began, victim, running, time.monotonic() - killed))
         say(f"{victim} was killed under {running} requests, the next answer {soaked.crashes[-1].back_s:.1f} s later")
+
+
+def _lives(process: int) -> bool:
+    """Return whether a process that should have ended lives on; one that nobody has asked how it ended does not."""
+    deadline = time.monotonic() + _GONE_S
+    while (state := look_at(process)) is not None and not state.ended:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def _one_answer(serve: Serve) -> str:

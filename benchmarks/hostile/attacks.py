@@ -38,7 +38,8 @@ class Attack:
 
 _BOMB = gzip.compress(b'{"text_input": "' + bytes(256 << 20) + b'"}', 9)
 _HALF = 1 << 45, 1 << 62
-_LONG = {"text_input": "What is in-flight batching?", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+_LONG = {"text_input": "Hello", "max_tokens": 100, "ignore_eos": True, "stream": True, "return_generation_logits": True}
+"""Some 80 kB of JSON for a token: more than the kernel's buffers take."""
 
 
 def _refused_streams(front: Front) -> Iterator[str]:
@@ -124,7 +125,8 @@ def _mixed(front: Front) -> Iterator[str]:
 def _slow_readers(front: Front) -> Iterator[str]:
     yield from slowness.slow_readers(front.places.http, wire(STREAM, json.dumps(_LONG).encode()), front.neighbour)
     fields = {"model": front.model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    long = wire(CHAT, json.dumps(fields | {"max_tokens": 1900, "ignore_eos": True}).encode(), json=True)
+    fields |= {"max_tokens": 400, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    long = wire(CHAT, json.dumps(fields).encode(), json=True)
     yield from slowness.slow_readers(front.gateway, long, front.neighbour)
 
 

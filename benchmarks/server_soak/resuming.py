@@ -21,9 +21,9 @@ TYPED = "typed error"
 """The end of a request that cannot be resumed, and was broken."""
 _NOT_RESUMED = ("logits",)
 """Kinds of requests that stream and cannot be resumed: see docs/resuming.md."""
-_RETRY = Retry(attempts=20, longest_pause=2.0, resume=True)
-_TIMEOUTS = Timeouts(first_chunk=90.0, between_chunks=60.0)
-_PATIENCE_S = 120.0
+_RETRY = Retry(attempts=20, longest_pause=2.0, resume=True, longest_outage=90.0)
+_TIMEOUTS = Timeouts(first_chunk=200.0, between_chunks=120.0)
+_PATIENCE_S = 240.0
 _MOST_TOKENS, _CHOICES = 200, 2
 _TRIES = 10
 """How often a plain client asks that is told to come again: OpenAI's clients do so by themselves."""

@@ -163,7 +163,7 @@ def _picture(soaked: Crashed) -> Figure:
             sizes = [sample.processes[name].uss / _MIB for sample in there]
             axes.plot([sample.at_s / 60 for sample in there], sizes, color=colour, linewidth=1.4, label=words)
     at, shared = zip(*((sample.at_s / 60, sample.shared / _MIB) for sample in soaked.samples), strict=True)
-    axes.plot(at, shared, color=GREY, linewidth=1.2, label="/dev/shm")
+    axes.plot(at, shared, color=GREY, linewidth=1.4, linestyle="--", label="/dev/shm")
     for crash in soaked.crashes:
         axes.axvline(crash.at_s / 60, color=GREY, linewidth=0.8, linestyle=":")
         axes.annotate(
@@ -177,8 +177,8 @@ def _picture(soaked: Crashed) -> Figure:
             fontsize="x-small",
         )
     axes.set_xlim(0, soaked.seconds / 60)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("minutes; a dotted line is the SIGKILL of the process at it")
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the names
+    axes.set_xlabel("minutes; at each dotted line, the process that it names was killed")
     axes.set_ylabel("memory of its own, MiB")
     legend_above(axes, columns=8)
     return figure

@@ -7,6 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
+from benchmarks.door import door
 from benchmarks.foreign.command import foreign
 from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
@@ -23,6 +24,7 @@ for _command in (
     engine_commands.hybrid,
     engine_commands.scheduler,
     engine_commands.soak,
+    door,
     foreign,
     guided,
     gateway,

@@ -14,7 +14,18 @@ from pydantic.fields import FieldInfo
 
 from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, TOKENIZER, Tensor
 from inflight.contract import STAGES as MODELS
-from inflight.metrics import BATCH, EXPORT, GATEWAY, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
+from inflight.metrics import (
+    BATCH,
+    EXPORT,
+    GATEWAY,
+    KV_CACHE,
+    REQUESTS,
+    STAGES,
+    SUPERVISOR,
+    TOKENS,
+    UPSTREAM,
+    MetricFamily,
+)
 from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
 
@@ -231,10 +242,23 @@ the answer is streamed or not.
 """
 
 
+_SUPERVISOR_METRICS = """
+## `inflight serve`
+
+With the door, and on `server.status_port`, `/metrics` is one page of all parts: Triton's, the gateway's, the door's and
+these. It is there while Triton is away, without what Triton would say. `inflight_restarts_total` is the count of
+`inflight serve` itself there, without the labels of the stages, and has the causes `gateway` and `door` too.
+
+| family | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     """Return the page about the metric families."""
     stages = "".join(f"\n## {title}\n\n{_families(families)}" for title, families in _GROUPS.items())
-    return _METRICS + stages + _GATEWAY_METRICS + "".join(map(_gateway_family, GATEWAY))
+    gateway = _GATEWAY_METRICS + "".join(map(_gateway_family, GATEWAY))
+    return _METRICS + stages + gateway + _SUPERVISOR_METRICS + "".join(map(_gateway_family, SUPERVISOR))
 
 
 def _families(families: tuple[MetricFamily, ...]) -> str:

@@ -62,7 +62,7 @@ def measure(served: Served, streams: int, rounds: int, seconds: float) -> Iterat
         EngineFailure: an answer is not as long as it has to be.
     """
     for path in PATHS:
-        asyncio.run(_run(served, path, streams, 1.0))
+        asyncio.run(run(served, path, streams, 1.0))
     for number in range(rounds):
         for index in range(len(PATHS)):
             yield _one(served, PATHS[(number + index) % len(PATHS)], number, streams, seconds)
@@ -70,7 +70,7 @@ def measure(served: Served, streams: int, rounds: int, seconds: float) -> Iterat
 
 def _one(served: Served, path: str, number: int, streams: int, seconds: float) -> Measured:
     before, own, began = _cpu(served), time.process_time(), time.monotonic()
-    seen = asyncio.run(_run(served, path, streams, seconds))
+    seen = asyncio.run(run(served, path, streams, seconds))
     elapsed, own = time.monotonic() - began, time.process_time() - own
     server, gateway = (after - first for after, first in zip(_cpu(served), before, strict=True))
     per_token = 1e6 / seen.tokens
@@ -88,17 +88,18 @@ def _one(served: Served, path: str, number: int, streams: int, seconds: float) -
 def _cpu(served: Served) -> tuple[float, float]:
     """Return the CPU seconds so far of all that serves, and of the gateway alone."""
     root = psutil.Process(served.server.process.pid)
-    triton = sum(_seconds(one) for one in [root, *root.children(recursive=True)])
-    gateway = _seconds(psutil.Process(served.gateway.process.pid))
+    triton = sum(cpu_seconds(one) for one in [root, *root.children(recursive=True)])
+    gateway = cpu_seconds(psutil.Process(served.gateway.process.pid))
     return triton + gateway, gateway
 
 
-def _seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the seconds of the processor that a process has used."""
     times = process.cpu_times()
     return times.user + times.system
 
 
-async def _run(served: Served, path: str, streams: int, seconds: float) -> Seen:
+async def run(served: Served, path: str, streams: int, seconds: float) -> Seen:
     """Run the streams, each client one request after the other, until the time is over."""
     seen, deadline = Seen(), time.monotonic() + seconds
     begin = {GATEWAY: _by_gateway, ENSEMBLE: _by_ensemble, ENGINE: _by_engine}[path]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -97,7 +96,10 @@ def test_all_else_is_refused_by_the_door_itself(plain: Door, method: str, path: 
         (b"GET /v2 HTTP/1.0\r\nhost: a\r\n\r\n", 426),
         (b"GET /v2 HTTP/1.1\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.1\r\nhost: a\r\nbad header: b\r\n\r\n", 400),
-        (b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (
+            b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
         (b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n", 501),
         (b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabcd", 400),
         (b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n\r\n", 400),

@@ -33,7 +33,7 @@ from tests.triton.support.servers import on_engine
 
 pytest.importorskip("envoy", reason="the door is Envoy, of the extra `door`")
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
-PATIENCE_S = 180.0
+PATIENCE_S = 180
 _WORDS = {"gateway": "inflight.gateway", "door": "envoy", "triton": "--model-repository"}
 """What the command line has of a part."""
 
@@ -118,7 +118,9 @@ def _start(directory: Path, said: Path) -> Serve:
 
 @contextmanager
 def _serving(directory: Path) -> Iterator[Serve]:
-    serve = _start(on_engine("replay", directory, engine={"replay_step_ms": 5}), directory / "said")
+    settings = {"exit_timeout_s": 2 * PATIENCE_S}  # a test says when it is over
+    replay = on_engine("replay", directory, engine={"replay_step_ms": 5}, server=settings)
+    serve = _start(replay, directory / "said")
     try:
         yield serve
     finally:
@@ -186,8 +188,13 @@ def test_the_door_is_started_again_at_once(serve: Serve) -> None:
 def test_a_stop_admits_no_more_and_finishes_what_runs(serve: Serve) -> None:
     """It is the last test of the command. More signals do not hurry it."""
     children = psutil.Process(serve.process.pid).children(recursive=True)
-    options = GenerateOptions(max_tokens=400, ignore_eos=True)
-    with HttpClient(f"127.0.0.1:{serve.port}") as client, client.stream("hello", options) as stream:
+    short, endless = (GenerateOptions(max_tokens=count, ignore_eos=True) for count in (200, 100_000))
+    with (
+        HttpClient(f"127.0.0.1:{serve.port}") as client,
+        client.stream("hello", endless) as holds_it_up,
+        client.stream("hello", short) as stream,
+    ):
+        next(iter(holds_it_up))
         next(iter(stream))
         serve.process.terminate()
         assert wait_until(lambda: serve.get("/ready") == (503, "stopping\n"), PATIENCE_S, every_s=0.01)

@@ -65,7 +65,8 @@ def test_one_token_of_one_letter_is_asked_for(server: Server) -> None:
 
 
 def test_a_full_queue_is_asked_again(server: Server) -> None:
-    server.answers = [(503, {"error": "queue_full: the queue is full"})] * 3 + [GOOD]
+    full = 503, {"error": "queue_full: the queue is full"}
+    server.answers = [full, full, full, GOOD]
     assert generate(server.url, 60) == ""
     assert len(server.asked) == 4
 

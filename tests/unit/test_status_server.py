@@ -82,6 +82,11 @@ def _serving(status: Status, **parts: Page) -> Iterator[StatusServer]:
         server.stop()
 
 
+def _connect(server: StatusServer) -> socket.socket:
+    host, port = server.address.split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
 def _get(server: StatusServer, path: str, method: str = "GET") -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection(server.address, timeout=60)
     try:
@@ -116,7 +121,7 @@ def test_what_is_not_served_is_refused() -> None:
         code, headers, text = _get(server, "/live?verbose", "HEAD")
         assert (code, headers["content-length"], text) == (200, "5", "")
         for bytes_sent in (b"\0\1\2\r\n\r\n", b"GET /live HTTP/1.1\r\n" + b"a" * 100_000, b"GET "):
-            with socket.create_connection(server.address.split(":")) as client:
+            with _connect(server) as client:
                 client.sendall(bytes_sent)
                 client.shutdown(socket.SHUT_WR)
                 assert b" 200 " not in client.recv(100)
@@ -154,10 +159,9 @@ def test_slow_clients_are_let_go_and_keep_nobody_else(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_REQUEST_S", 0.5)
     monkeypatch.setattr(module, "_CONNECTIONS", 8)
     with _serving(Status()) as server:
-        slow = [socket.create_connection(server.address.split(":")) for _ in range(8)]
+        slow = [_connect(server) for _ in range(8)]
         for client in slow:
             client.sendall(b"GET /live")
-            client.settimeout(60)
         assert [client.recv(1) for client in slow] == [b""] * 8
         assert _get(server, "/live")[0] == 200
         for client in slow:

@@ -26,6 +26,7 @@ _JWT = "extensions.filters.http.jwt_authn.v3.JwtAuthentication"
 _HEADER_MUTATION = "extensions.filters.http.header_mutation.v3.HeaderMutation"
 _EARLY_MUTATION = "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
 _RATE_LIMIT = "extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
+_CLIENTS = "clients"
 _DROPPED = ("x-envoy-", "x-inflight-")
 """The beginnings of headers that are the servers' own: what clients send of them is dropped."""
 _LOGGED = {
@@ -62,7 +63,7 @@ def http_filters(settings: DoorSettings, folder: Path) -> list[Config]:
         discovery = {"config_source": source, "type_urls": [f"type.googleapis.com/envoy.{kind}"]}
         filters.append({"name": AUTH, "config_discovery": discovery})
     if settings.rate_limit.requests is not None:
-        filters.append(_rate_limit(settings))
+        filters.append(extension(RATE_LIMIT, _RATE_LIMIT, stat_prefix=_CLIENTS))
     filters += [
         extension(BUFFER, "extensions.filters.http.buffer.v3.Buffer", max_request_bytes=settings.max_body_bytes),
         extension("router", "extensions.filters.http.router.v3.Router", suppress_envoy_headers=True),
@@ -79,20 +80,23 @@ def _name_client(settings: DoorSettings) -> Config:
     return extension("name_client", _HEADER_MUTATION, mutations={"request_mutations": [{"append": header}]})
 
 
-def _rate_limit(settings: DoorSettings) -> Config:
-    """Return the limit of each client; the one of all together, which the filter wants too, is never reached."""
+def rate_limits(settings: DoorSettings) -> Config:
+    """Return the limit of each client, for the routes: those of both versions of HTTP then count together.
+
+    The limit of all clients together, which the filter wants too, is never reached.
+    """
     limit = settings.rate_limit
-    assert limit.requests is not None, "the caller looks"
+    if limit.requests is None:
+        return {}
     bucket = {
         "max_tokens": limit.burst or limit.requests,
         "tokens_per_fill": limit.requests,
         "fill_interval": seconds(limit.interval_s),
     }
     always = {"numerator": 100, "denominator": "HUNDRED"}
-    return extension(
-        RATE_LIMIT,
+    rule = typed(
         _RATE_LIMIT,
-        stat_prefix="clients",
+        stat_prefix=_CLIENTS,
         token_bucket={"max_tokens": 4_000_000_000, "tokens_per_fill": 4_000_000_000, "fill_interval": "1s"},
         filter_enabled={"default_value": always},
         filter_enforced={"default_value": always},
@@ -101,6 +105,7 @@ def _rate_limit(settings: DoorSettings) -> Config:
         rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT_HEADER, "descriptor_key": "client"}}]}],
         rate_limited_as_resource_exhausted=True,
     )
+    return {RATE_LIMIT: rule}
 
 
 def api_keys(keys: Sequence[str], *, forwarded: bool) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inflight.serve.envoy.filters import rate_limits
 from inflight.serve.envoy.paths import GRPC_STREAM, OPEN_PATHS, READ, Served, served
 from inflight.serve.envoy.values import (
     AUTH,
@@ -25,6 +26,8 @@ _RESENT = "connect-failure,refused-stream,reset-before-request,reset"
 _RESENT_ELSEWHERE = f"{_RESENT},retriable-headers,unavailable"
 _TRIES_ELSEWHERE = 2
 """New tries where there are several replicas: a request that ends its server ends three of them at most."""
+_TRIES_OF_GATEWAY = 8
+"""New tries for the gateway, which starts again within two seconds, and waits for the engine by itself."""
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 _NO_SUCH = "there is no such path, or it takes another method"
 _COMPRESSED_MESSAGES = "compressed messages are not accepted"
@@ -58,6 +61,7 @@ def route_configuration(
                 "domains": ["*"],
                 "routes": [*routes, _refusal(404, _NO_SUCH, tunnel=True)],
                 "request_body_buffer_limit": settings.max_body_bytes,
+                "typed_per_filter_config": rate_limits(settings),
             }
         ],
     )
@@ -152,7 +156,7 @@ def _action(one: Served, settings: DoorSettings, replicas: int) -> Config:
         **_destination(one.target, settings),
         "timeout": "0s",
         "idle_timeout": seconds(settings.stream_idle_timeout_s),
-        "retry_policy": _retries(settings, replicas),
+        "retry_policy": _retries(one.target, settings, replicas),
     }
 
 
@@ -185,11 +189,15 @@ def _destination(target: str, settings: DoorSettings) -> Config:
     return destination
 
 
-def _retries(settings: DoorSettings, replicas: int) -> Config:
-    """Return when a request is sent again; never once a byte of its answer has come."""
+def _retries(target: str, settings: DoorSettings, replicas: int) -> Config:
+    """Return when a request is sent again; never once a byte of its answer has come.
+
+    Envoy counts tries, whether or not the server was there. A request that ends its server is sent three times or so:
+    all the tries together take hardly longer than three starts of the server.
+    """
     policy: Config = {
         "retry_on": _RESENT,
-        "num_retries": settings.retries,
+        "num_retries": min(settings.retries, _TRIES_OF_GATEWAY) if target == GATEWAY else settings.retries,
         "retry_back_off": {"base_interval": seconds(_SHORTEST_S), "max_interval": seconds(_LONGEST_S)},
     }
     if replicas == 1:

@@ -1,0 +1,226 @@
+"""Who may pass the door: API keys, tokens, certificates, and how often."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from inflight.errors import DeploymentError
+from inflight.serve.door import DoorProcess, Upstreams
+from tests.door.support.certificates import make_authority, make_certificate
+from tests.door.support.doors import DEMO, Answer, Door, deployment_with, door, read_answer
+from tests.support.waiting import wait_until
+
+KEY, OTHER = "sk-first", "sk-second"
+
+
+def as_bearer(text: str) -> str:
+    return f"authorization: Bearer {text}"
+
+
+def code_of(port: int, *metadata: tuple[str, str], credentials: grpc.ChannelCredentials | None = None) -> Any:
+    """Return the status with which a call of gRPC ends."""
+    url = f"127.0.0.1:{port}"
+    with grpc.secure_channel(url, credentials) if credentials else grpc.insecure_channel(url) as channel:
+        try:
+            GRPCInferenceServiceStub(channel).ServerReady(pb.ServerReadyRequest(), metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[tuple[Door, Path]]:
+    file = tmp_path / "keys"
+    file.write_text(f"# of the tests\n{KEY}\n\n")
+    with door(api_keys_file=file) as running:
+        yield running, file
+
+
+def test_every_route_but_liveness_and_readiness_asks_for_a_key(keyed: tuple[Door, Path]) -> None:
+    running, _ = keyed
+    assert [running.ask("GET", path).status for path in ("/live", "/ready", "/v2/health/ready")] == [200] * 3
+    for path in ("/metrics", "/status", "/health", "/v1/models", "/v2"):
+        assert running.ask("GET", path).status == 401
+        assert running.ask("GET", path, as_bearer("sk-wrong")).status == 401
+        assert running.ask("GET", path, as_bearer(KEY)).status == 200
+    assert running.ask("GET", "/v1/models").json["error"]["type"] == "authentication_error"
+    assert running.ask("GET", "/v1/models", f"x-api-key: {KEY}").status == 200
+    assert code_of(running.port) == grpc.StatusCode.UNAUTHENTICATED
+    assert code_of(running.port, ("authorization", f"Bearer {KEY}")) == grpc.StatusCode.OK
+
+
+def test_the_key_stays_at_the_door_and_the_client_has_a_name(keyed: tuple[Door, Path]) -> None:
+    running, _ = keyed
+    running.ask("GET", "/v1/models", as_bearer(KEY), "x-inflight-client: somebody")
+    headers = running.gateway.requests[-1]["headers"]
+    assert headers["x-inflight-client"] == hashlib.sha256(KEY.encode()).hexdigest()[:16]
+    assert KEY not in json.dumps(headers)
+
+
+def test_a_browsers_question_before_a_request_needs_no_key(keyed: tuple[Door, Path]) -> None:
+    running, _ = keyed
+    asked = "origin: https://chat.example.org", "access-control-request-method: POST"
+    assert running.ask("OPTIONS", "/v1/chat/completions", *asked).json["method"] == "OPTIONS"
+    assert running.ask("OPTIONS", "/v1/chat/completions").status == 404
+
+
+def test_keys_are_read_again_and_a_broken_file_changes_nothing(keyed: tuple[Door, Path]) -> None:
+    running, file = keyed
+    file.write_text(f"{OTHER}\n")
+    assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(OTHER)).status == 200)
+    assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(KEY)).status == 401)
+    file.write_text("two words\n")
+    time.sleep(1.5)  # it looks each second
+    file.unlink()
+    time.sleep(1.5)
+    assert running.ask("GET", "/v2", as_bearer(OTHER)).status == 200
+    file.write_text(f"{KEY}\n")
+    assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(KEY)).status == 200)
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def token(secret: bytes, **claims: Any) -> str:
+    """Return a token signed by HS256."""
+    signed = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "kid": "1"}, claims))
+    return f"{signed}.{_encoded(hmac.digest(secret, signed.encode(), 'sha256'))}"
+
+
+def jwks(secret: bytes) -> str:
+    return json.dumps({"keys": [{"kty": "oct", "alg": "HS256", "kid": "1", "k": _encoded(secret)}]})
+
+
+def test_tokens_are_held_against_the_issuers_keys(tmp_path: Path) -> None:
+    file = tmp_path / "jwks.json"
+    first, second = b"a" * 32, b"b" * 32
+    file.write_text(jwks(first))
+    claims: dict[str, Any] = {"iss": "https://id.example.org", "aud": "inflight", "sub": "anna"}
+    soon = {"exp": int(time.time()) + 3600}
+    rules = {"jwks_file": file, "issuer": "https://id.example.org", "audiences": ("inflight",)}
+    with door(jwt=rules, rate_limit={"requests": 1, "interval_s": 3600, "burst": 3}) as running:
+
+        def status(*headers: str) -> int:
+            return running.ask("GET", "/v1/models", *headers).status
+
+        assert status() == 401
+        assert status(as_bearer(token(second, **claims, **soon))) == 401
+        assert status(as_bearer(token(first, **claims, exp=1))) == 401
+        assert status(as_bearer(token(first, **(claims | {"aud": "other"}), **soon))) == 403
+        assert status(as_bearer(token(first, **(claims | {"iss": "other"}), **soon))) == 401
+        good = as_bearer(token(first, **claims, **soon))
+        assert status(good, "x-inflight-client: berta") == 200
+        headers = running.gateway.requests[-1]["headers"]
+        assert (headers["x-inflight-client"], "authorization" in headers) == ("anna", False)
+        assert running.ask("GET", "/ready").status == 200
+        assert [status(good), status(good), status(good)] == [200, 200, 429]
+        assert status(as_bearer(token(first, **(claims | {"sub": "carl"}), **soon))) == 200
+        file.write_text(jwks(second))
+        assert wait_until(lambda: status(as_bearer(token(second, **(claims | {"sub": "dora"}), **soon))) != 401)
+        assert status(good) == 401
+
+
+def test_a_client_gets_its_share_of_requests(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n{OTHER}\n")
+    with door(api_keys_file=file, rate_limit={"requests": 2, "interval_s": 3600}) as running:
+        answers = [running.ask("GET", "/v2", as_bearer(KEY)) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        assert int(answers[-1].headers["retry-after"]) > 0
+        assert code_of(running.port, ("authorization", f"Bearer {KEY}")) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert running.ask("GET", "/v2", as_bearer(OTHER)).status == 200
+        assert running.ask("GET", "/ready").status == 200
+        assert "inflight_door_rate_limited_total 2" in running.process.metrics()
+
+
+def ask_by_tls(port: int, authority: Path, certificate: tuple[Path, Path] | None = None) -> Answer:
+    """Ask for the list of models."""
+    context = ssl.create_default_context(cafile=str(authority))
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    with (
+        socket.create_connection(("127.0.0.1", port), 30) as connection,
+        context.wrap_socket(connection, server_hostname="127.0.0.1") as wrapped,
+    ):
+        wrapped.sendall(b"GET /v1/models HTTP/1.1\r\nhost: door\r\nconnection: close\r\n\r\n")
+        return read_answer(wrapped)
+
+
+def test_tls_serves_both_versions_and_new_certificates(tmp_path: Path) -> None:
+    authority, other = make_authority(tmp_path / "first"), make_authority(tmp_path / "second")
+    certificate, key = make_certificate(authority, "server")
+    with door(tls={"certificate": certificate, "private_key": key}) as running:
+        assert ask_by_tls(running.port, authority).status == 200
+        trusted = grpc.ssl_channel_credentials(authority.read_bytes())
+        assert code_of(running.ports[1], credentials=trusted) == grpc.StatusCode.OK
+        assert running.ask("GET", "/v1/models").status == 0
+        key.write_text("not a key")
+        time.sleep(1.5)  # it looks each second
+        assert ask_by_tls(running.port, authority).status == 200
+        for new, old in zip(make_certificate(other, "server"), (certificate, key), strict=True):
+            shutil.move(new, old)
+
+        def served_by_the_other() -> bool:
+            try:
+                return ask_by_tls(running.port, other).status == 200
+            except ssl.SSLError:
+                return False
+
+        assert wait_until(served_by_the_other)
+
+
+def test_mutual_tls_asks_for_a_clients_certificate(tmp_path: Path) -> None:
+    authority, stranger = make_authority(tmp_path / "ours"), make_authority(tmp_path / "theirs")
+    certificate, key = make_certificate(authority, "server")
+    tls = {"certificate": certificate, "private_key": key, "client_ca": authority}
+    with door(tls=tls, rate_limit={"requests": 2, "interval_s": 3600}) as running:
+        for refused in (None, make_certificate(stranger, "client")):
+            try:
+                assert ask_by_tls(running.port, authority, refused).status == 0
+            except (ssl.SSLError, ConnectionError):
+                pass
+        known, another = make_certificate(authority, "anna"), make_certificate(authority, "berta")
+        assert [ask_by_tls(running.port, authority, known).status for _ in range(3)] == [200, 200, 429]
+        assert ask_by_tls(running.port, authority, another).status == 200
+        names = [one["headers"]["x-inflight-client"] for one in running.gateway.requests]
+        assert len(set(names)) == 2
+        assert all(len(name) == 64 for name in names)  # fingerprints
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        (None, {"api_keys_file": "f"}, "door.api_keys_file: .* cannot be read"),
+        ("\n", {"api_keys_file": "f"}, "door.api_keys_file: .* has no key"),
+        ("{}", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys"),
+        ("[", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys"),
+        ("x", {"tls": {"certificate": "f", "private_key": "f"}}, "door.tls: .* are not a certificate and its key"),
+        (None, {"tls": {"certificate": "f", "private_key": "f"}}, "door.tls.certificate: .* cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_used_stop_the_start(
+    tmp_path: Path, content: str | None, settings: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "f"
+    if content is not None:
+        file.write_text(content)
+    deployment = deployment_with(**settings)
+    located = deployment.model_copy(update={"door": deployment.door.located(lambda path: tmp_path / path)})
+    with pytest.raises(DeploymentError, match=message):
+        DoorProcess(DEMO, located, Upstreams("127.0.0.1:1", "127.0.0.1:2", None, None)).check()

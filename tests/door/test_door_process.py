@@ -1,0 +1,136 @@
+"""The door as a process: it starts, starts again and ends; what it writes down; and what Envoy says of it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.errors import DeploymentError
+from inflight.serve.door import DoorProcess, Upstreams, envoy_path
+from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
+from inflight.serve.envoy.files import named_files
+from inflight.serve.envoy.values import ROUTES
+from inflight.settings.deployment import validate
+from tests.door.support.doors import DEMO, Recorder, deployment_with, door
+from tests.support.waiting import wait_until
+
+ONE = Upstreams("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")
+
+TWO = [Upstreams("10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3", None), Upstreams("localhost:5", "[::1]:6", "h:7", None)]
+
+
+def test_a_door_that_is_killed_starts_again() -> None:
+    with door() as running:
+        first = running.process.process.pid
+        os.kill(first, signal.SIGKILL)
+        assert wait_until(lambda: running.process.restarts == 1 and running.process.process.pid != first)
+
+        def serves() -> bool:
+            try:
+                return running.ask("GET", "/v2").status == 200
+            except ConnectionRefusedError:
+                return False
+
+        assert wait_until(serves)
+        assert "inflight_door_restarts_total 1" in running.process.metrics()
+
+
+def test_its_files_are_private_and_go_with_it() -> None:
+    with door() as running:
+        folder = running.process.folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(file.stat().st_mode) & 0o077 for file in folder.glob("*.json")} == {0}
+        process = running.process.process
+    assert not folder.exists()
+    assert process.returncode is not None
+
+
+def test_a_busy_port_is_told_before_the_start() -> None:
+    deployment = deployment_with()
+    with socket.create_server(("127.0.0.1", deployment.gateway.port)):
+        with pytest.raises(DeploymentError, match="choose another --gateway-port"):
+            DoorProcess(DEMO, deployment, ONE).check()
+
+
+def test_the_access_log_has_no_prompts_and_no_keys(tmp_path: Path) -> None:
+    file, keys = tmp_path / "access.log", tmp_path / "keys"
+    keys.write_text("sk-secret\n")
+    with door(access_log=file, api_keys_file=keys) as running:
+        running.ask("POST", "/v1/messages?key=sk-secret", "authorization: Bearer sk-secret", body=b'{"a": "my prompt"}')
+    (line,) = file.read_text().splitlines()
+    told = json.loads(line)
+    assert (told["method"], told["path"], told["status"], told["server"]) == ("POST", "/v1/messages", 200, "gateway")
+    assert told["bytes_received"] == 18
+    assert "sk-secret" not in line
+    assert "prompt" not in line
+
+
+def test_a_second_deployment_gets_its_share_and_sticks() -> None:
+    second = Recorder("second")
+    ab: dict[str, Any] = {"address": second.address, "percent": 50, "sticky_header": "x-session-id", "name": "int8"}
+    with door(ab=ab) as running:
+        answers = [running.ask("GET", "/v1/models") for _ in range(60)]
+        served = Counter((one.json["server"], one.headers["x-inflight-variant"]) for one in answers)
+        assert set(served) == {("gateway", "a"), ("second", "int8")}
+        for session in range(10):
+            same = {running.ask("GET", "/v2", f"x-session-id: {session}").json["server"] for _ in range(4)}
+            assert len(same) == 1
+        page = running.process.metrics()
+        assert f'server="variant_http",code="200"}} {len(second.requests)}' in page
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("door_settings", "message"),
+    [
+        ({"enabled": True, "tls": {"certificate": "a"}}, "`certificate` and `private_key` need each other"),
+        ({"enabled": True, "tls": {"client_ca": "a"}}, "`client_ca` needs `certificate`"),
+        ({"enabled": True, "ab": {"percent": 3}}, "`percent` needs `address`"),
+        ({"enabled": True, "ab": {"address": "nowhere"}}, "it must be host:port"),
+        ({"enabled": True, "ab": {"address": "a:1", "sticky_header": "A b"}}, "it must be a header's name"),
+        ({"enabled": True, "ab": {"address": "a:1", "name": "a"}}, "and not `a`"),
+        ({"enabled": True, "jwt": {"issuer": "a"}}, "`issuer` needs `jwks_file`"),
+        ({"enabled": True, "rate_limit": {"burst": 3}}, "`burst` needs `requests`"),
+        ({"enabled": True, "jwt": {"jwks_file": "a"}, "api_keys_file": "b"}, "exclude each other"),
+        ({"retries": 3}, "`retries` needs `enabled: true`"),
+    ],
+)
+def test_settings_without_effect_are_refused(door_settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeploymentError, match=message):
+        validate({"model": "m", "door": door_settings}, "deployment.yaml")
+
+
+@pytest.mark.parametrize("replicas", [[ONE], TWO])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {
+            "tls": {"certificate": "c", "private_key": "k", "client_ca": "a"},
+            "jwt": {"jwks_file": "j"},
+            "rate_limit": {"requests": 5},
+            "access_log": "-",
+            "ab": {"address": "localhost:1", "sticky_header": "x-session-id"},
+        },
+    ],
+)
+def test_envoy_finds_every_configuration_valid(
+    tmp_path: Path, replicas: list[Upstreams], settings: dict[str, Any]
+) -> None:
+    deployment = deployment_with(**settings)
+    file = tmp_path / "envoy.json"
+    file.write_text(json.dumps(bootstrap(deployment, replicas, ["127.0.0.1:1", "[::1]:2"], tmp_path)))
+    (tmp_path / f"{ROUTES}.json").write_text(json.dumps(discovered(routes(deployment, replicas))))
+    for name in named_files(deployment):
+        (tmp_path / f"{name}.json").write_text('{"resources": []}')
+    command = [str(envoy_path()), "--mode", "validate", "--config-path", str(file), "--log-level", "error"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip().endswith("OK")

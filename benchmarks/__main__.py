@@ -37,6 +37,7 @@ for _command in (
     server_commands.observability,
     server_commands.locust,
     server_commands.recovery,
+    server_commands.resume,
     server_commands.stop,
     server_commands.soak_server,
     server_commands.soak_crashes,

@@ -30,6 +30,12 @@ _SERVING_PAGE = Page(
     '`make bench ARGS="recovery --output docs/results/serving"`, and with `stop` in place of `recovery`.',
     ("recovery", "stop"),
 )
+_RESUME_PAGE = Page(
+    "Streams that go on",
+    "Servers and replicas are killed under streams, which go on with the tokens that they would have had. Written by "
+    '`make bench ARGS="resume --output docs/results/resume"`.',
+    ("resume",),
+)
 _HOSTILE_PAGE = Page(
     "Hostile requests",
     "Random requests of every bad kind that we know, over HTTP and gRPC, from a seed, to a server on the same machine, "
@@ -162,6 +168,19 @@ def recovery(
 
     command = command_line("recovery", f"--streams {streams}")
     report_results(lambda: [measure_recovery(streams, console.print)], command, output, _SERVING_PAGE)
+
+
+def resume(
+    streams: Annotated[int, typer.Option(min=1, help="Streams in all.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the requests and of what is killed when.")] = 0,
+    output: Output = None,
+) -> None:
+    """Kill servers and replicas under streams, and compare each answer with the one of an unbroken run."""
+    with one_line_errors(console):
+        from benchmarks.resume import measure_resume
+
+    command = command_line("resume", f"--streams {streams} --seed {seed}")
+    report_results(lambda: [measure_resume(streams, seed, console.print)], command, output, _RESUME_PAGE)
 
 
 def stop(

@@ -137,7 +137,8 @@ class AsyncStream:
     def __init__(self, transport: Transport, request: Request, patience: Patience, retry: Retry) -> None:
         self._patience = patience
         self._collector = Collector(request.sequences)
-        self._chunks = _chunks(transport, request, patience, retry, self._collector)
+        self._resumption = Resumption(request, self._collector, retry.resume)
+        self._chunks = _chunks(transport, self._resumption, patience, retry)
         self._turn = asyncio.Lock()  # a cancel from another task waits until the chunk in progress is broken off
 
     def __aiter__(self) -> AsyncStream:
@@ -160,6 +161,11 @@ class AsyncStream:
         async with self._turn:
             await self._chunks.aclose()
 
+    @property
+    def breaks(self) -> int:
+        """How often the stream has gone on after it broke."""
+        return self._resumption.breaks
+
     def completion(self) -> Completion:
         """Return what has arrived so far; its ``finish_reason`` is None while the stream runs or if it was cut."""
         return self._collector.completion()
@@ -172,10 +178,10 @@ class AsyncStream:
 
 
 async def _chunks(
-    transport: Transport, request: Request, patience: Patience, retry: Retry, collector: Collector
+    transport: Transport, resumption: Resumption, patience: Patience, retry: Retry
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of ``request``, trying again while that is safe. The caller collects each before the next."""
-    attempts, resumption = Attempts(retry), Resumption(request, collector, retry.resume)
+    """Yield the chunks of a request, trying again while that is safe. The caller collects each before the next."""
+    attempts = Attempts(retry)
     while True:
         progressed = False
         try:

@@ -230,6 +230,8 @@ class Collector:
 
     def __init__(self, sequences: int = 1) -> None:
         self._expected = sequences
+        self.chunks = 0
+        """How many have come."""
         self._sequences = {0: _Sequence()}
         self._started = time.perf_counter()
         self._first: float | None = None
@@ -242,6 +244,7 @@ class Collector:
             EngineFailure: if text before it is missing, if its own has come before, or if it is of a sequence that was
                 not asked for.
         """
+        self.chunks += 1
         self._last = time.perf_counter() - self._started
         self._first = self._last if self._first is None else self._first
         if chunk.index >= self._expected:
@@ -251,7 +254,7 @@ class Collector:
     @property
     def begun(self) -> bool:
         """Whether anything has come."""
-        return self._first is not None
+        return self.chunks > 0
 
     def unfinished(self) -> dict[int, Completion]:
         """Return what has come of each sequence that has no finish reason yet, by its index."""

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from inflight.client.aio import AsyncClient, AsyncHttpClient
 from inflight.client.answer import Completion
 from inflight.client.request import GenerateOptions
+from inflight.client.retry import Retry
 from inflight.client.sync import Client, HttpClient
 from inflight.client.transport import is_http
 from inflight.client.wrap import visible
@@ -72,7 +73,7 @@ def chat(
     kind = HttpClient if is_http(url) else Client
     columns = _columns if sys.stdout.isatty() else None
     try:
-        with kind(url, model=model) as client:
+        with kind(url, model=model, retry=Retry(resume=True)) as client:
             conversation = Chat(client, options, system, sys.stdout, notes, columns)
             with notes.status("waiting for the server"):
                 client.check(_LOADING_S)
@@ -247,7 +248,7 @@ def generate(
     kind = AsyncHttpClient if is_http(url) else AsyncClient
     prompts = _prompts(prompt, file)
     try:
-        asker = Asker(kind(url, model=model), options, raw)
+        asker = Asker(kind(url, model=model, retry=Retry(resume=True)), options, raw)
         failures = asyncio.run(_answer_all(asker, prompts, concurrency, jsonl))
     except (InflightError, OSError) as error:
         _print_error(Console(stderr=True), error)

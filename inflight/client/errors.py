@@ -64,7 +64,7 @@ _TRITONS_WORDS = {
     "timeout expired": "DEADLINE_EXCEEDED",
 }
 """What tells the status of Triton's own errors on a gRPC stream, which come without one."""
-_CUT_STREAM = re.compile(r"^Stream removed|RST_STREAM|GOAWAY|^Data frame with END_STREAM")
+_CUT_STREAM = re.compile(r"^Stream removed|RST_STREAM|GOAWAY|^Data frame with END_STREAM|^Internal error from Core")
 """gRPC's words about a stream that ended without a status. Where a proxy's server has gone, theirs is not UNAVAILABLE:
 Envoy resets the stream, which is INTERNAL, and HAProxy ends it as if it were whole, which is UNKNOWN."""
 _NO_CONNECTION = "failed to connect"
@@ -93,7 +93,7 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
         message: as it came from the server or the transport.
         status: gRPC's name of the status that came with it; counts only if the message names none.
     """
-    found = _PREFIX.search(message)
+    found, connected = _PREFIX.search(message), _NO_CONNECTION not in message
     if found:
         status, message = found[1], message[found.end() :]
     elif _CUT_STREAM.search(message):
@@ -103,7 +103,7 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
     if status != "UNAVAILABLE":
         return _CLASSES.get(status, EngineFailure)(message)
     if _TRANSPORTS_WORDS.search(message):
-        return ServerUnreachable(message, broke=_NO_CONNECTION not in message.lower())
+        return ServerUnreachable(message, broke=connected)
     if _PROXYS_WORDS.search(message):
         return ServerUnreachable(message, broke=True)
     if "queue size" in message or "rate_limited" in message:  # of Triton's queue or TensorRT-LLM's; of Envoy

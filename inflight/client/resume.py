@@ -31,6 +31,8 @@ class Resumption:
             resume: whether a stream that broke goes on.
         """
         self._collector, self._resume = collector, resume
+        self.breaks, self._heard = 0, 0
+        """How often it has gone on, and how many chunks had come when it was sent last."""
         inputs = request.inputs
         asks = resume and inputs["stream"][0] and "pooling" not in inputs and inputs.get("beam_width", [1])[0] <= 1
         self._request = replace(request, inputs=inputs | {_IDS: [True]}) if asks else request
@@ -63,6 +65,8 @@ class Resumption:
             request = replace(request, inputs=request.inputs | {"deadline_ms": [left_ms]})
         if not self._collector.begun:
             return [request]
+        self.breaks += self._collector.chunks > self._heard
+        self._heard = self._collector.chunks
         return [_rest(request, index, so_far) for index, so_far in self._collector.unfinished().items()]
 
     def within_deadline(self, pause: float) -> float:

@@ -75,9 +75,9 @@ class Attempts:
     def _is_new_break(self, error: InflightError, progressed: bool) -> bool:
         """Return whether the request may have been running when a server broke.
 
-        While a server with a dead stage still answers, each try meets the same break.
+        While a server with a dead stage still answers, each try meets the same break, to the connection's end.
         """
         dead, known = STAGE_DEAD in str(error), self._stage_dead
         self._stage_dead = dead
         broke = isinstance(error, ServerUnreachable) and error.broke
-        return progressed or broke or (dead and not known)
+        return progressed or ((broke or dead) and not known)

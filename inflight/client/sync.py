@@ -77,6 +77,11 @@ class Stream:
         """Cancel the request if it is still running; iteration then ends. Any thread may call it."""
         _run(self._stream.cancel())
 
+    @property
+    def breaks(self) -> int:
+        """How often the stream has gone on after it broke."""
+        return self._stream.breaks
+
     def completion(self) -> Completion:
         """Return what has arrived so far; its ``finish_reason`` is None while the stream runs or if it was cut."""
         return self._stream.completion()

@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -55,6 +55,8 @@ class Target:
     deployment: Deployment
     name: str
     """Name of the deployment's directory."""
+    resume: bool = False
+    """Whether streams go on where the server breaks."""
 
 
 Limits = Annotated[
@@ -78,6 +80,9 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's.")] = None,
     output: Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/NAME-TIME by default.")] = None,
     slo: Limits = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Streams go on where the server breaks; else they fail.")
+    ] = False,
     duration_scale: Annotated[float, typer.Option(min=0.001, help="Multiply all durations; rates stay.")] = 1.0,
     fail_below_slo: Annotated[
         float | None, typer.Option(min=0, max=1, help="Exit with 1 if a smaller share keeps the limits, e.g. 0.95.")
@@ -93,7 +98,8 @@ def run(
             raise ScenarioError(f"--fail-below-slo needs limits; {settings.name} has no `slo`: give --slo")
         output = make_directory(output, settings.name)
         with target_at(url, serve, deployment, http) as target:
-            result = run_scenario(settings, target, seed, _command(scenario, http, seed, slo, duration_scale))
+            command = _command(scenario, http, seed, slo, resume, duration_scale)
+            result = run_scenario(settings, replace(target, resume=resume), seed, command)
         if not result.records:
             raise LoadTestFailed(result.fault or "nothing was measured: no request was sent")
         for line in headline(result):  # said before anything is written, lest it be lost where nothing can be
@@ -116,12 +122,13 @@ def check_target(url: str | None, serve: Path | None, deployment: Path | None) -
             raise ScenarioError(f"give --serve or {name}, not both")
 
 
-def _command(scenario: Path, http: bool, seed: int | None, slo: str | None, scale: float) -> str:
+def _command(scenario: Path, http: bool, seed: int | None, slo: str | None, resume: bool, scale: float) -> str:
     """Return the command that repeats a test; server and result directory are the user's own."""
     options = [
         "--http" if http else "",
         "" if seed is None else f"--seed {seed}",
         "" if slo is None else f"--slo {shlex.quote(slo)}",
+        "--resume" if resume else "",
         "" if scale == 1 else f"--duration-scale {scale:g}",
     ]
     return " ".join(["inflight load run", shlex.quote(str(scenario)), *(option for option in options if option)])
@@ -202,7 +209,7 @@ def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: 
 async def _run(workload: Workload, target: Target) -> Runner:
     cache = target.deployment.kv_cache
     known = target.deployment.engine.kind == "pytorch" or "block_size" in cache.model_fields_set
-    async with client_for(target.url, target.http) as client:
+    async with client_for(target.url, target.http, target.resume) as client:
         await client.check(_READY_S)
         runner = Runner(workload, client, cache.block_size if known else None)
         showing = asyncio.create_task(_show_progress(runner))

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from inflight.client import AsyncClient, AsyncHttpClient, Retry
 from inflight.errors import InflightError
@@ -35,7 +36,7 @@ class Runner:
     def __init__(
         self, workload: Workload, client: AsyncClient | AsyncHttpClient, block_tokens: int | None = None
     ) -> None:
-        """``client`` is made with ``retry=ONCE``; ``block_tokens`` are those of a KV cache block, if known."""
+        """``client`` is that of ``client_for``; ``block_tokens`` are those of a KV cache block, if known."""
         self.workload = workload
         self.records: list[RequestRecord] = []
         self.running = self.tokens = 0
@@ -175,6 +176,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def client_for(url: str, http: bool) -> AsyncClient | AsyncHttpClient:
-    """Return a client that sends every request once."""
-    return AsyncHttpClient(url, retry=ONCE) if http else AsyncClient(url, retry=ONCE)
+def client_for(url: str, http: bool, resume: bool = False) -> AsyncClient | AsyncHttpClient:
+    """Return a client that sends every request once; with ``resume`` its streams go on where the server breaks."""
+    retry = replace(ONCE, resume=resume)
+    return AsyncHttpClient(url, retry=retry) if http else AsyncClient(url, retry=retry)

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from inflight.cli import app
-from tests.support.fake_server import FakeServer, Faults
+from tests.support.fake_server import Break, FakeServer, Faults
 
 SCENARIO = """
 [[phases]]
@@ -122,6 +122,15 @@ def test_a_test_of_which_nothing_completed_fails(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "inflight: no request completed: " in done.stderr
     assert (tmp_path / "o/report.html").is_file()
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",)])
+def test_streams_go_on_where_that_is_asked_for(tmp_path: Path, options: tuple[str, ...]) -> None:
+    _run_command(tmp_path, *options, faults=Faults(breaks=[Break(1)]))
+    summary = json.loads((tmp_path / "o/summary.json").read_text())
+    outcomes = [json.loads(line)["outcome"] for line in (tmp_path / "o/requests.jsonl").read_text().splitlines()]
+    assert outcomes.count("failed") == (0 if options else 1)
+    assert ("--resume" in summary["command"]) == bool(options)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ class Break:
     away: int = 0
     """So many requests after it are answered as by a proxy whose server is away, with ``Faults.retry_after``."""
 
+    def happen(self) -> Iterator[dict[str, list[Any]]]:
+        """End the request so."""
+        if not self.silent:
+            raise InBandError(self.error) if self.error else Hangup
+        yield from ()
+
 
 @dataclass
 class Faults:
@@ -100,6 +106,8 @@ class Faults:
     """The ``Retry-After`` of each refusal."""
     no_token_ids: str = ""
     """The error of every request that wants token ids."""
+    forget: bool = False
+    """What is resumed begins anew."""
 
 
 @dataclass
@@ -160,6 +168,7 @@ class FakeServer:
         with self._lock:
             end = faults.breaks.pop(0) if faults.breaks else None
             faults.away = end.away if end else 0
+        number = -1
         for number, response in enumerate(responses):
             time.sleep(faults.delay if number else faults.first_delay)
             if number == faults.after:
@@ -170,11 +179,12 @@ class FakeServer:
                 if faults.truncate:
                     return
             if end is not None and number == end.after:
-                if end.silent:
-                    return
-                raise InBandError(end.error) if end.error else Hangup
+                yield from end.happen()
+                return
             if number != faults.lose:
                 yield response
+        if end is not None and number + 1 == end.after:  # behind the last response
+            yield from end.happen()
 
     def _refuse(self, inputs: dict[str, Any]) -> None:
         faults = self.faults
@@ -196,6 +206,8 @@ class FakeServer:
         sampled = "temperature" in inputs or "seed" in inputs
         first = inputs.get("seed", random.getrandbits(64) if sampled else 0)
         sequences = [Script(self.pieces, inputs, (first + index) % 2**64) for index in range(count)]
+        if self.faults.forget:
+            inputs.pop("resumed_ids", None)
         for turn in itertools.zip_longest(*(script.responses() for script in sequences)):
             for index, response in enumerate(turn):
                 if index:

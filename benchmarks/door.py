@@ -151,9 +151,7 @@ def _cpu(process: DoorProcess, served: Served) -> tuple[float, float]:
 def _compared(rows: Sequence[Measured], protocol: str) -> str:
     """Say what the door changes: medians over rounds, of pairs that were measured one after the other."""
     ours = [row for row in rows if row.protocol == protocol]
-    pairs = [
-        (one, other) for one in ours for other in ours if one.door and not other.door and one.round == other.round
-    ]
+    pairs = [(one, other) for one in ours for other in ours if one.door and not other.door and one.round == other.round]
     rates = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
     first = [one.ttft_ms_p50 - other.ttft_ms_p50 for one, other in pairs]
     shares = [one.door_us_per_token / (one.door_us_per_token + one.server_us_per_token) for one, _ in pairs]

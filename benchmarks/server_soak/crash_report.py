@@ -91,11 +91,12 @@ def faults(soaked: Crashed) -> list[str]:
         if not _lives(soaked, name):
             continue
         first, last = _compared(soaked, name)
-        growth, files = ((_median(last, what) - _median(first, what)) for what in ("uss", "files"))
+        growth = _median(last, "uss") - _median(first, "uss")
+        files = min(held.files for held in last) - min(held.files for held in first)
         if growth / _MIB > MOST_GROWTH_MIB:
             found.append(f"{words} has grown by {growth / _MIB:.0f} MiB")
         if files > _MOST_FILES:
-            found.append(f"{words} has {files:.0f} descriptors more")
+            found.append(f"{words} has {files} descriptors more")
     if soaked.books:
         found.append(soaked.books)
     if soaked.stop_s > LONGEST_STOP_S or soaked.exit_code != 0:
@@ -139,6 +140,7 @@ def _crash_rows(soaked: Crashed) -> list[Row]:
             "minute": round(crash.at_s / 60, 1),
             "process": _NAMES[crash.process],
             "requests_running": crash.running,
+            "ready_again_s": round(crash.ready_s, 1),
             "next_good_answer_s": round(crash.back_s, 1),
         }
         for crash in soaked.crashes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -36,6 +38,7 @@ _HOSTILE_S, _HOSTILE_PATIENCE_S = 1.0, 60.0
 _END_S = 180.0
 """How long the last requests may take to end."""
 _LOOK_S, _GONE_S = 0.1, 5.0
+_READY = re.compile(r"ready again in (\d+\.\d) s")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Crash:
     running: int
     """Requests that ran."""
     back_s: float
-    """Seconds until the next good answer to a request whose client does not try again by itself."""
+    """Seconds until the next good answer to a new request, which waits in the queue behind those that go on."""
+    ready_s: float
+    """Seconds until the server was ready again, by `inflight serve`."""
 
 
 @dataclass
@@ -212,8 +217,9 @@ async def _crash(serve: Serve, began: float, every_s: float, soaked: Crashed, sa
         os.kill(process.pid, signal.SIGKILL)
         while await asyncio.to_thread(_one_answer, serve) != "200":
             await asyncio.sleep(_LOOK_S)
-        soaked.crashes.append(Crash(killed - began, victim, running, time.monotonic() - killed))
-        say(f"{victim} was killed under {running} requests, the next answer {soaked.crashes[-1].back_s:.1f} s later")
+        back_s, ready = time.monotonic() - killed, _READY.findall(serve.said.read_text(errors="replace"))
+        soaked.crashes.append(Crash(killed - began, victim, running, back_s, float(ready[-1]) if ready else math.nan))
+        say(f"{victim} was killed under {running} requests, the next answer {back_s:.1f} s later")
 
 
 def _lives(process: int) -> bool:

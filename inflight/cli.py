@@ -16,6 +16,7 @@ from inflight.resources import VERSION
 
 _COMMANDS = {
     "serve": "inflight.serve.command",
+    "door": "inflight.serve.door_command",
     "models": "inflight.export.models",
     "pull": "inflight.hub.commands",
     "pack": "inflight.hub.commands",

@@ -7,7 +7,6 @@ what it starts with, and files of routes, keys and certificates that are written
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import os
 import socket
@@ -21,10 +20,10 @@ from pathlib import Path
 
 from inflight.errors import DeploymentError
 from inflight.serve import shields
-from inflight.serve.envoy.bootstrap import ADMIN_SOCKET, bootstrap, discovered, public_addresses, routes
-from inflight.serve.envoy.files import named_files, resource
-from inflight.serve.envoy.metrics import metrics
-from inflight.serve.envoy.values import ROUTES, Config, Upstreams
+from inflight.serve.envoy.bootstrap import ADMIN_SOCKET, discovered, public_addresses, routes
+from inflight.serve.envoy.files import CONFIGURATION, named_files, resource, write_configuration, write_private
+from inflight.serve.envoy.metrics import metrics, running_requests
+from inflight.serve.envoy.values import ROUTES, Upstreams
 from inflight.serve.log import keep
 from inflight.serve.processes import in_words
 from inflight.serve.scratch import temporary_directory
@@ -53,9 +52,14 @@ _LAST_LINES = 5
 class DoorProcess:
     """The Envoy of one deployment. A thread of its own keeps it running, from ``start`` to ``stop``."""
 
-    def __init__(self, directory: Path, deployment: Deployment, upstreams: Upstreams) -> None:
-        """``deployment`` is that of ``directory``, with the command's overrides; its ports are the public ones."""
-        self._directory, self._deployment, self._replicas = directory, deployment, [upstreams]
+    def __init__(self, directory: Path, deployment: Deployment, *replicas: Upstreams) -> None:
+        """
+        Args:
+            directory: of the deployment.
+            deployment: with the command's overrides; its ports are the public ones.
+            replicas: the servers that take the requests; of several, those that are ready do so by turns.
+        """
+        self._directory, self._deployment, self._replicas = directory, deployment, replicas
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._thread: threading.Thread | None = None
@@ -119,10 +123,9 @@ class DoorProcess:
             DeploymentError: a key or certificate cannot be used.
         """
         self._scratch = temporary_directory("inflight-door-")
-        self._write(f"{ROUTES}.json", discovered(routes(self._deployment, self._replicas)))
-        self._write("envoy.json", bootstrap(self._deployment, self._replicas, self.addresses, self.folder))
+        write_configuration(self.folder, self._deployment, self._replicas, self.addresses)
         for name in named_files(self._deployment):
-            self._read_files(name)
+            self._stamps[name] = self._stamps_of(name)
         # The kernel's signal at the parent's death comes at the death of the thread that started the process.
         self._thread = threading.Thread(target=self._keep, name="door", daemon=True)
         self._thread.start()
@@ -139,7 +142,15 @@ class DoorProcess:
 
     def begin_drain(self) -> None:
         """Refuse new requests, with 503 or UNAVAILABLE; those that run go on, and the status is served still."""
-        self._write(f"{ROUTES}.json", discovered(routes(self._deployment, self._replicas, draining=True)))
+        write_private(
+            self.folder / f"{ROUTES}.json", discovered(routes(self._deployment, self._replicas, draining=True))
+        )
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until no request runs, for ``timeout_s`` at most."""
+        deadline = time.monotonic() + timeout_s
+        while self.runs and time.monotonic() < deadline and running_requests(self.metrics()):
+            time.sleep(_LOOK_S)
 
     def stop(self) -> None:
         """End it, and remove what it leaves."""
@@ -158,12 +169,8 @@ class DoorProcess:
             page = ""
         return metrics(page, self.restarts)
 
-    def _write(self, name: str, content: Config) -> None:
-        """Write a file of the folder as a whole: Envoy reads it when it is moved into its place."""
-        new = self.folder / f".{name}.new"
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(content, file)
-        new.replace(self.folder / name)
+    def _stamps_of(self, name: str) -> tuple[Stamp, ...]:
+        return tuple(map(stamp_of, named_files(self._deployment)[name]))
 
     def _read_files(self, name: str) -> None:
         """Have Envoy take what the files of ``name`` say now.
@@ -172,9 +179,9 @@ class DoorProcess:
             DeploymentError: they cannot be used.
             OSError: they are not there.
         """
-        stamps = tuple(map(stamp_of, named_files(self._deployment)[name]))
+        stamps = self._stamps_of(name)
         if stamps != self._stamps.get(name):
-            self._write(f"{name}.json", discovered(resource(self._deployment, name)))
+            write_private(self.folder / f"{name}.json", discovered(resource(self._deployment, name)))
             self._stamps[name] = stamps
 
     def _keep(self) -> None:
@@ -229,7 +236,7 @@ class DoorProcess:
         """Read again the files that have changed. What cannot be used leaves things as they are, and is told once."""
         for name, files in named_files(self._deployment).items():
             with suppress(OSError):  # one is being replaced
-                before, now = self._stamps.get(name), tuple(map(stamp_of, files))
+                before, now = self._stamps.get(name), self._stamps_of(name)
                 try:
                     self._read_files(name)
                 except DeploymentError as error:
@@ -244,7 +251,7 @@ class DoorProcess:
         self._process = subprocess.Popen(
             [
                 *(shields.util_linux("setpriv"), "--pdeathsig", "KILL", "--", str(envoy_path())),
-                *("--config-path", str(self.folder / "envoy.json"), "--concurrency", str(threads)),
+                *("--config-path", str(self.folder / CONFIGURATION), "--concurrency", str(threads)),
                 *("--disable-hot-restart", "--log-level", "warning", "--log-path", str(self.log_path)),
             ],
             stdin=subprocess.DEVNULL,

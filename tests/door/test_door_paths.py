@@ -97,7 +97,7 @@ def test_all_else_is_refused_by_the_door_itself(plain: Door, method: str, path: 
         (b"GET /v2 HTTP/1.1\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.1\r\nhost: a\r\nbad header: b\r\n\r\n", 400),
         (
-            b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"POST /score HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
             400,
         ),
         (b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n", 501),
@@ -144,7 +144,8 @@ def test_headers_that_are_the_servers_own_are_dropped(plain: Door) -> None:
 
 def test_a_body_in_chunks_arrives_with_its_length(plain: Door) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"text_input": "x"}') + b"0\r\n\r\n"
-    head = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    head = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    head += b"transfer-encoding: chunked\r\n\r\n"
     assert plain.send(head + chunks).status == 200
     got = plain.http.requests[-1]
     assert (got["chunked"], got["body_bytes"]) == (False, 19)
@@ -179,8 +180,15 @@ def test_grpc_serves_streams_and_drops_the_header_that_kills(plain: Door) -> Non
 
 @pytest.mark.parametrize(
     "call",
-    ["SystemSharedMemoryRegister", "CudaSharedMemoryStatus", "RepositoryIndex", "RepositoryModelUnload", "TraceSetting", "LogSettings"],
-)  # fmt: skip
+    [
+        "SystemSharedMemoryRegister",
+        "CudaSharedMemoryStatus",
+        "RepositoryIndex",
+        "RepositoryModelUnload",
+        "TraceSetting",
+        "LogSettings",
+    ],
+)
 def test_grpc_methods_of_operators_are_not_there(plain: Door, call: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{plain.port}") as channel:
         method = channel.unary_unary(f"/inference.GRPCInferenceService/{call}")

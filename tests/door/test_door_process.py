@@ -56,9 +56,12 @@ def test_its_files_are_private_and_go_with_it() -> None:
 
 def test_a_busy_port_is_told_before_the_start() -> None:
     deployment = deployment_with()
-    with socket.create_server(("127.0.0.1", deployment.gateway.port)):
-        with pytest.raises(DeploymentError, match="choose another --gateway-port"):
-            DoorProcess(DEMO, deployment, ONE).check()
+    process = DoorProcess(DEMO, deployment, ONE)
+    with (
+        socket.create_server(("127.0.0.1", deployment.gateway.port)),
+        pytest.raises(DeploymentError, match="choose another --gateway-port"),
+    ):
+        process.check()
 
 
 def test_the_access_log_has_no_prompts_and_no_keys(tmp_path: Path) -> None:

@@ -7,19 +7,56 @@ here, where it changes nothing but a line of the log.
 from __future__ import annotations
 
 import json
+import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inflight.errors import DeploymentError
+from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
 from inflight.serve.envoy.filters import api_keys, tokens
-from inflight.serve.envoy.values import AUTH, CERTIFICATE, CLIENT_CA, KEYS, Config, typed
+from inflight.serve.envoy.values import AUTH, CERTIFICATE, CLIENT_CA, KEYS, ROUTES, Config, Upstreams, typed
 from inflight.settings.api_keys import read_keys
 from inflight.settings.deployment import Deployment
 
+CONFIGURATION = "envoy.json"
+"""The file that Envoy starts with."""
 _LARGEST_FILE = 1 << 20
 _SECRET = "extensions.transport_sockets.tls.v3.Secret"
 _EXTENSION = "config.core.v3.TypedExtensionConfig"
+
+
+def write_configuration(
+    folder: Path,
+    deployment: Deployment,
+    replicas: Sequence[Upstreams],
+    addresses: Sequence[str],
+    seen: Path | None = None,
+) -> None:
+    """Write all that Envoy reads into a folder: what it starts with, its routes, and the keys and certificates.
+
+    Args:
+        folder: where the files are written; only this user can read them.
+        deployment: whose ``door`` it is.
+        replicas: the servers that take the requests.
+        addresses: where clients are served, ``host:port`` each.
+        seen: where Envoy will find the folder, as in a container; None: where it is.
+
+    Raises:
+        DeploymentError: a file of keys or certificates cannot be used.
+    """
+    write_private(folder / CONFIGURATION, bootstrap(deployment, replicas, addresses, seen or folder))
+    write_private(folder / f"{ROUTES}.json", discovered(routes(deployment, replicas)))
+    for name in named_files(deployment):
+        write_private(folder / f"{name}.json", discovered(resource(deployment, name)))
+
+
+def write_private(path: Path, content: Config) -> None:
+    """Write a file as a whole, for this user alone: Envoy reads it when it is moved into its place."""
+    new = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(content, file, indent=1)
+    new.replace(path)
 
 
 def named_files(deployment: Deployment) -> dict[str, tuple[Path, ...]]:

@@ -6,7 +6,6 @@ import json
 import select
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -192,10 +191,7 @@ class Door:
 
     def send(self, data: bytes, port: int | None = None) -> Answer:
         """Send bytes, and return the answer to them."""
-        with socket.create_connection(("127.0.0.1", port or self.port), 60) as connection:
-            with suppress(ConnectionError):
-                connection.sendall(data)
-            return read_answer(connection)
+        return send(port or self.port, data)
 
 
 @dataclass(frozen=True)
@@ -209,6 +205,14 @@ class Answer:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+def send(port: int, data: bytes) -> Answer:
+    """Send bytes to a port, and return the answer to them."""
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(data)
+        return read_answer(connection)
 
 
 def read_answer(connection: socket.socket) -> Answer:
@@ -263,8 +267,3 @@ def door(*relayed: str, **settings: Any) -> Iterator[Door]:
                 one.close()
             for relay in relays.values():
                 relay.cut()
-
-
-def pause_for(seconds: float) -> None:
-    """Let time pass."""
-    time.sleep(seconds)

@@ -6,6 +6,7 @@ alone, which stay the same however often it is started again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,6 +23,8 @@ from inflight.serve.status import State, Status
 from inflight.serve.status_server import StatusServer
 from inflight.serve.supervisor import Supervisor
 from inflight.settings.deployment import Deployment
+
+log = logging.getLogger(__name__)
 
 _INSIDE = "127.0.0.1"
 
@@ -80,8 +83,7 @@ class Service:
         self.status.change(State.STOPPING)
         if served:
             time.sleep(self.deployment.server.drain_delay_s)
-            if self._door is not None:
-                self._door.begin_drain()
+            self._close_the_door()
 
     def stop(self) -> None:
         """End all parts, and remove what they leave. What runs has its time in all of them at once."""
@@ -92,6 +94,13 @@ class Service:
         for part in (self.gateway, self._door, self._status_server):
             if part is not None:
                 part.stop()
+
+    def _close_the_door(self) -> None:
+        if self._door is not None:
+            try:
+                self._door.begin_drain()
+            except OSError as error:  # the disk is full: then what is behind it refuses
+                log.warning("the door takes requests until it ends: %s", error.strerror)
 
     def _restarts(self) -> dict[str, int]:
         beside = {"gateway": self.gateway, "door": self._door}

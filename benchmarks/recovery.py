@@ -55,6 +55,11 @@ class Serve:
         stages = {name: process for process, (name, _) in read_pulses(server).items()}
         return server if victim == SERVER else stages[victim]
 
+    @property
+    def starts(self) -> int:
+        """How often it has started its server again, and that was ready."""
+        return self.said.read_text().count("ready again in")
+
     def last_cause(self) -> str:
         """Return what it said last of a new start."""
         lines = [line for line in self.said.read_text().splitlines() if " restarts in " in line]

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +26,11 @@ from inflight.errors import EngineFailure, InflightError
 from inflight.serve.server import free_ports
 
 ONE, REPLICAS = "one server", "two replicas"
-_TOGETHER = 32
-_KILLS = 2
-"""How often a server is killed under the streams that run together: none may meet more than three breaks."""
+_WAVES = 3
+"""How many waves of streams run in each setting, one after the other, each all at once."""
+_KILLS = (2, 1, 2)
+"""How often the one server is killed in each wave, and the replicas in each twice: no stream may meet more than three
+breaks, and no server is started more than six times in a row."""
 _TRIES = 3
 _READY_S = 300.0
 _PATIENT = Retry(resume=True, longest_outage=300.0)  # of whatever machine
@@ -131,7 +134,7 @@ def make_asks(first: int, count: int, seed: int) -> list[Ask]:
     rng = random.Random(seed * 1_000_003 + first)
     asks = []
     for number in range(first, first + count):
-        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(150, 500))
+        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(60, 240))
         options = replace(options, return_num_input_tokens=True, return_num_output_tokens=True)
         if options.stop_words is None and rng.random() < 0.9:
             options = replace(options, ignore_eos=True)
@@ -166,27 +169,28 @@ async def _run(asks: Sequence[Ask], grpc: str, http: str, tokens: _Tokens, over:
 
 
 async def _killing(
-    asks: Sequence[Ask], serves: Sequence[Serve], tokens: _Tokens, over: asyncio.Event, rng: random.Random
+    asks: Sequence[Ask], serves: Sequence[Serve], kills: int, tokens: _Tokens, over: asyncio.Event, rng: random.Random
 ) -> list[str]:
     """Kill processes of the servers after so many tokens as chance wants; return which."""
     expected = sum((ask.options.max_tokens or 0) for ask in asks)
     killed: list[str] = []
-    for share in sorted(rng.uniform(0.02, 0.45) for _ in range(_KILLS)):
+    for share in sorted(rng.uniform(0.02, 0.4) for _ in range(kills)):
         await _first(tokens.reach(int(share * expected)), over.wait())
         if over.is_set():
             break
         victim, serve = rng.choice(VICTIMS), serves[len(killed) % len(serves)]
+        starts = serve.starts
         os.kill(serve.process_of(victim), signal.SIGKILL)
         killed.append(victim)
-        if len(serves) == 1:
-            await _until_back(serve, len(killed))
+        if len(serves) == 1:  # what is killed next is to be one that serves
+            await _until_back(serve, starts)
     return killed
 
 
-async def _until_back(serve: Serve, times: int) -> None:
-    """Wait until a server has been started again so often: what is killed next is to be one that serves."""
+async def _until_back(serve: Serve, starts: int) -> None:
+    """Wait until a server that was started so often has been started again."""
     async with asyncio.timeout(_READY_S):
-        while serve.said.read_text().count("ready again in") < times:
+        while serve.starts == starts:
             await asyncio.sleep(0.1)
 
 
@@ -249,14 +253,16 @@ def _differ(pair: tuple[list[Completion], list[Completion]], name: str) -> bool:
     return one != other
 
 
-async def _wave(asks: Sequence[Ask], serves: Sequence[Serve], grpc: str, http: str, seed: int) -> Wave:
+async def _wave(asks: Sequence[Ask], serves: Sequence[Serve], grpc: str, http: str, kills: int, seed: int) -> Wave:
     """Break the streams, and then ask the same without."""
     for serve in serves:
         async with AsyncClient(serve.grpc) as client:
             await client.wait_ready(_READY_S)
     tokens, over = _Tokens(), asyncio.Event()
     rng = random.Random(seed * 7919 + asks[0].number)
-    _, killed = await asyncio.gather(_run(asks, grpc, http, tokens, over), _killing(asks, serves, tokens, over, rng))
+    _, killed = await asyncio.gather(
+        _run(asks, grpc, http, tokens, over), _killing(asks, serves, kills, tokens, over, rng)
+    )
     unbroken = [ask.unbroken() for ask in asks]
     for _ in range(_TRIES):  # Triton aborts by itself where a machine stands still for a second
         await _run(
@@ -267,18 +273,23 @@ async def _wave(asks: Sequence[Ask], serves: Sequence[Serve], grpc: str, http: s
     return Wave(asks, unbroken, killed)
 
 
-def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> Wave:
-    """Break streams that run together, on ``ONE`` server or over ``REPLICAS``.
+def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> list[Wave]:
+    """Break streams in waves, on ``ONE`` server or over ``REPLICAS``.
 
     Raises:
         InflightError: a server did not start or come back.
     """
+    waves = []
     with ExitStack() as stack:
         serves = [stack.enter_context(serving()) for _ in range(1 if setting == ONE else 2)]
         grpc, http = serves[0].grpc, serves[0].http
         if setting == REPLICAS:
             grpc, http = stack.enter_context(_proxied(serves))
-        return asyncio.run(_wave(asks, serves, grpc, http, seed))
+        for place in range(_WAVES):
+            kills = _KILLS[place] if setting == ONE else len(serves)
+            if together := asks[place::_WAVES]:
+                waves.append(asyncio.run(_wave(together, serves, grpc, http, kills, seed)))
+    return waves
 
 
 def measure_resume(streams: int, seed: int, say: Callable[[str], object]) -> Result:
@@ -287,20 +298,19 @@ def measure_resume(streams: int, seed: int, say: Callable[[str], object]) -> Res
     Raises:
         InflightError: a server did not start or come back.
     """
+    half = streams // 2
+    settings = {ONE: make_asks(0, half, seed), REPLICAS: make_asks(half, streams - half, seed)}
+    with ThreadPoolExecutor(len(settings)) as threads:  # at once: on most machines they wait for starts
+        both = list(threads.map(lambda setting: break_streams(setting, settings[setting], seed), settings))
     rows: list[Row] = []
-    killed: dict[str, list[str]] = {ONE: [], REPLICAS: []}
-    for place, first in enumerate(range(0, streams, _TOGETHER)):
-        setting = (ONE, REPLICAS)[place % 2]
-        wave = break_streams(setting, make_asks(first, min(_TOGETHER, streams - first), seed), seed)
-        killed[setting] += wave.killed
-        rows += (wave.row(setting, False), wave.row(setting, True))
-        say(f"{setting}: {len(wave.asks)} streams, of which {sum(ask.breaks > 0 for ask in wave.asks)} went on")
-        for ask in wave.asks:
-            if ask.error:
-                say(f"stream {ask.number} has no end: {ask.error}")
-    kinds = dict.fromkeys((row["setting"], row["protocol"]) for row in rows)
-    totals = [_total([row for row in rows if (row["setting"], row["protocol"]) == kind]) for kind in kinds]
-    return Result("resume", "Streams that go on", _finding(totals, killed), totals)
+    killed: dict[str, list[str]] = {}
+    for setting, waves in zip(settings, both, strict=True):
+        for ask in (ask for wave in waves for ask in wave.asks if ask.error):
+            say(f"{setting}: stream {ask.number} has no end: {ask.error}")
+        killed[setting] = [victim for wave in waves for victim in wave.killed]
+        for http in (False, True):
+            rows.append(_total([wave.row(setting, http) for wave in waves]))
+    return Result("resume", "Streams that go on", _finding(rows, killed), rows)
 
 
 def _total(rows: Sequence[Row]) -> Row:
@@ -321,9 +331,10 @@ def _finding(rows: Sequence[Row], killed: Mapping[str, Sequence[str]]) -> str:
         for setting, victims in killed.items()
         if victims
     )
+    together = -(-sum_of("streams") // 2 // _WAVES)
     broken, breaks, errors = (sum_of(name) for name in ("of them broken", "breaks", "errors"))
     return (
-        f"{sum_of('streams')} streams, {_TOGETHER} at a time, from `inflight serve` with the demo to clients with "
+        f"{sum_of('streams')} streams, up to {together} at a time, from `inflight serve` with the demo to clients with "
         f"`Retry(resume=True)`; the two replicas are behind HAProxy. Meanwhile processes were killed by SIGKILL: "
         f"{kills}. {broken} streams went on, after {breaks} breaks, and {errors} ended with an error. Each answer, of "
         f"{sum_of('tokens')} tokens in all, was compared with an unbroken run of the same request and seed (where the "

@@ -237,6 +237,10 @@ def _gateway(name: str, text: str, **more: Any) -> MetricFamily:
     return MetricFamily(f"inflight_gateway_{name}", text, "gateway", (GATEWAY_PROCESS,), **more)
 
 
+QUALITY_MODES = ("plain", "greedy", "shaped")
+"""How the tokens of an answer are chosen: drawn from the model's own distribution, the likeliest, or drawn from another
+one, which the request makes of it (temperature, limits on tokens, penalties, forms)."""
+NATS = (1e-6, 1e-5, 1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 GATEWAY = (
     _gateway("requests_total", "Requests answered, by route and status", labels={"route": (), "status": ()}),
     _gateway("disconnects_total", "Requests whose client left before the end of its answer", labels={"route": ()}),
@@ -262,6 +266,33 @@ GATEWAY = (
         "Breaks of the engine under a request, by what came of it: resumed behind its tokens or repeated from its "
         "beginning; or its error, since the engine crashed_again, was not_back in time, or goes on behind no tokens",
         labels={"outcome": ("resumed", "repeated", "crashed_again", "not_back", "unsupported")},
+    ),
+    _gateway(
+        "quality_answers_total",
+        "Answers that were to be scored again by the reference, by what came of it",
+        labels={"outcome": ("compared", "failed", "dropped")},
+    ),
+    _gateway("quality_tokens_total", "Tokens that the reference has scored", labels={"mode": QUALITY_MODES}),
+    _gateway(
+        "quality_agreeing_tokens_total",
+        "Those of them that are the reference's likeliest",
+        labels={"mode": QUALITY_MODES},
+    ),
+    _gateway(
+        "quality_above_nats_total",
+        "Log-probs as served less the reference's, summed over the tokens where that is positive",
+        labels={"mode": QUALITY_MODES},
+    ),
+    _gateway(
+        "quality_below_nats_total",
+        "The reference's log-probs less those as served, summed over the tokens where that is positive",
+        labels={"mode": QUALITY_MODES},
+    ),
+    _gateway(
+        "quality_answer_difference_nats",
+        "Absolute difference of the log-probs as served from the reference's, the mean over the tokens of an answer",
+        labels={"mode": QUALITY_MODES},
+        buckets=NATS,
     ),
     _gateway("engine_ready", "1 while the engine can be called, 0 while it is away"),
 )

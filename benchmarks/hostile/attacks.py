@@ -62,6 +62,12 @@ def _compressed_grpc(front: Front) -> Iterator[str]:
         yield front.rpc(bomb, compression=grpc.Compression.Gzip)
 
 
+def _huge_grpc(front: Front) -> Iterator[str]:
+    text = (200 << 20).to_bytes(4, "little") + bytes(200 << 20)
+    for streams in (True, False):
+        yield front.rpc(tensors(text_input=("BYTES", [1, 1], text)), streams=streams)
+
+
 def _nested(front: Front) -> Iterator[str]:
     for levels in (10_000, 1_000_000):
         for opening, closing in (("[", "]"), ('{"a":', "}")):
@@ -218,6 +224,7 @@ ATTACKS = (
     Attack("header `triton_grpc_error`, 50 refused streams", _refused_streams),
     Attack("compressed bodies of 256 MiB over HTTP", _compressed_http),
     Attack("compressed messages of 200 MiB over gRPC", _compressed_grpc),
+    Attack("messages of 200 MiB over gRPC", _huge_grpc),
     Attack("JSON, 10,000 and 1,000,000 levels deep", _nested),
     Attack("100,000 and 600,000 chunks of one byte", _chunks),
     Attack("shapes of 2^45 and 2^62 elements", _shapes),

@@ -85,9 +85,13 @@ def make_app(gateway: Gateway, routes: tuple[Served, ...] = ROUTES) -> Starlette
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     gateway: Gateway = app.state.gateway
     await gateway.readiness.start()
+    if gateway.quality is not None:
+        gateway.quality.start()
     try:
         yield
     finally:
+        if gateway.quality is not None:
+            await gateway.quality.stop()
         await gateway.readiness.stop()
         await gateway.engine.close()
 

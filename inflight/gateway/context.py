@@ -16,6 +16,7 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
 from inflight.gateway.metrics import GatewayMetrics
+from inflight.gateway.quality import QualityMonitor
 from inflight.gateway.readiness import Readiness
 from inflight.gateway.resuming import Engine, ResumingEngine, Resumption
 from inflight.settings.deployment import Deployment, model_name
@@ -49,6 +50,8 @@ class Gateway:
     chat_format: ChatFormat
     """How the checkpoint writes calls of tools and reasoning."""
     engine: Engine
+    quality: QualityMonitor | None
+    """None: no answer is scored again."""
     embedding_format: EmbeddingFormat
     """How the checkpoint makes an embedding of its hidden states."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -121,8 +124,17 @@ def make_gateway(deployment: Deployment) -> Gateway:
         ChatTemplate(template, special) if template else None,
         _chat_format(tokenizer, settings),
         ResumingEngine(EngineClient(address), readiness, metrics, resumption),
+        _quality(deployment, metrics, tokenizer),
         read_embedding_format(deployment.model, settings.embedding_pooling),
     )
+
+
+def _quality(deployment: Deployment, metrics: GatewayMetrics, tokenizer: Tokenizer) -> QualityMonitor | None:
+    settings = deployment.gateway.quality
+    if settings.reference is None or not settings.sample_ratio:
+        return None
+    longest = deployment.max_sequence_length(tokenizer.config.max_length)
+    return QualityMonitor(settings, EngineClient(settings.reference), metrics, longest)
 
 
 def _chat_format(tokenizer: Tokenizer, settings: GatewaySettings) -> ChatFormat:

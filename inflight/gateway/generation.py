@@ -101,12 +101,15 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
         ApiError: the engine's error, by the names of the request's fields.
     """
     choices = [_Choice(gateway.tokenizer, job, index) for index in range(job.request.sequences)]
-    deltas = gateway.engine.generate(job.request)
+    sample = gateway.quality and gateway.quality.sample(job.request)
+    deltas = gateway.engine.generate(sample.request if sample else job.request)
     scores: PromptScores | None = None
     waiting: list[EngineDelta] = []
     size = 1 if job.by_token else max(1, _LOG_PROBS_AT_ONCE // (1 + job.request.top_log_probs))
     try:
         async for delta in deltas:
+            if sample:
+                sample.take(delta)
             scores = scores or await _prompt_scores(delta)
             waiting.append(delta)
             if job.request.prompt_log_probs is not None and scores is None:

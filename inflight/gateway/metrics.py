@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import prometheus_client
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -68,6 +69,25 @@ class GatewayMetrics:
     def resumed(self, outcome: str) -> None:
         """Count a request whose engine broke away: how it went on, or why it did not."""
         self._of("resumed_total").labels(outcome).inc()
+
+    def quality_answer(self, outcome: str) -> None:
+        """Count an answer that was to be scored by the reference."""
+        self._of("quality_answers_total").labels(outcome).inc()
+
+    def quality_compared(self, mode: str, differences: np.ndarray, agreeing: int) -> None:
+        """Count an answer that the reference has scored.
+
+        Args:
+            mode: how its tokens were chosen.
+            differences: of each token's log-prob as served from the reference's, in nats.
+            agreeing: how many of its tokens are the reference's likeliest.
+        """
+        self.quality_answer("compared")
+        self._of("quality_tokens_total").labels(mode).inc(differences.size)
+        self._of("quality_agreeing_tokens_total").labels(mode).inc(agreeing)
+        self._of("quality_above_nats_total").labels(mode).inc(float(np.maximum(differences, 0).sum()))
+        self._of("quality_below_nats_total").labels(mode).inc(float(np.maximum(-differences, 0).sum()))
+        self._of("quality_answer_difference_nats").labels(mode).observe(float(np.abs(differences).mean()))
 
     def engine_ready(self, ready: bool) -> None:
         """Show whether the engine can be called."""

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from inflight.settings.gateway_quality import GatewayQualitySettings
 from inflight.settings.section import Section
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -90,6 +91,8 @@ class GatewaySettings(Section):
         description="the whole prompt, special tokens included, with {query} and {document}, and where it wants them "
         "{instruction}, {yes} and {no}; null: Qwen3-Reranker's, in the checkpoint's chat template",
     )
+
+    quality: GatewayQualitySettings = GatewayQualitySettings()
 
     @field_validator("rerank_template")
     @classmethod

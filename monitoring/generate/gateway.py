@@ -1,4 +1,4 @@
-"""Alerts on the gateway of OpenAI's API: away, or answering with faults."""
+"""Alerts on the gateway of OpenAI's API: away, answering with faults, or serving another model than the reference."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ GATEWAY_JOB = "inflight-gateway"
 """The job of monitoring/prometheus.yml for the gateways' metrics."""
 FAULTS, FEWEST_FAULTS = 0.05, 3
 """The share of faults among the answers from which on it is an alert, and how many there must be."""
+DRIFT_NATS, DRIFT_WINDOW_S, DRIFT_TOKENS = 0.05, 30 * MINUTE, 2000
+"""The difference of log-probs from the reference's, in nats for a token, from which on it is an alert, as much as
+`inflight build` allows a quantized checkpoint (``quality.max_kl_divergence``); and how many tokens must be scored."""
 _ON = "on {{ $labels.instance }}"
 
 
@@ -35,4 +38,23 @@ def gateway(scale: Timescale) -> list[Alert]:
             f"The gateway answers requests with 500 {_ON}",
             "{{ $value | humanizePercentage }} of its answers are faults of the gateway's or the engine's own.",
         ),
+        _drift(scale),
     ]
+
+
+def _drift(scale: Timescale) -> Alert:
+    """Return the alert on answers that the reference finds less likely than the server did."""
+    window = scale.span(DRIFT_WINDOW_S)
+    above, below, tokens = (
+        f"sum by (instance, mode) (increase(inflight_gateway_quality_{name}_total[{window}]))"
+        for name in ("above_nats", "below_nats", "tokens")
+    )
+    return Alert(
+        "InflightQualityDrift",
+        f"({above} - {below}) / {tokens} > {DRIFT_NATS} and {tokens} >= {DRIFT_TOKENS / scale.factor:g}",
+        10 * MINUTE,
+        "warning",
+        f"Answers drift from the reference's {_ON}",
+        "A token of the answers whose mode is {{ $labels.mode }} has {{ $value | humanize }} nats less at the "
+        "reference than as served.",
+    )

@@ -83,9 +83,59 @@ CLIENTS = Row(
     ),
 )
 
+BREAKS = time_series(
+    "Breaks of the engine",
+    "Requests per second whose engine broke away, by what came of them: resumed, repeated, or ended with an error.",
+    (Query(rate("inflight_gateway_resumed_total", "outcome"), "{{outcome}}"),),
+    "reqps",
+    stacked=True,
+)
+_TOKENS = rate("inflight_gateway_quality_tokens_total", "mode")
+_DRIFT = " - ".join(rate(f"inflight_gateway_quality_{one}_nats_total", "mode") for one in ("above", "below"))
+QUALITY = Row(
+    "Resumed answers, and quality in production",
+    (
+        BREAKS,
+        time_series(
+            "Drift from the reference",
+            "Nats for a token: its log-prob as served less the reference's, the mean, by how tokens are chosen. Of the "
+            "mode plain it estimates the KL divergence of the served model from the reference.",
+            (Query(f"({_DRIFT}) / {_TOKENS}", "{{mode}}"),),
+            alerts=("InflightQualityDrift",),
+        ),
+        time_series(
+            "Difference in an answer",
+            "Quantiles over answers, in nats: the absolute difference of log-probs, the mean of an answer's tokens.",
+            quantiles("inflight_gateway_quality_answer_difference_nats", "p50", "p95", "p99"),
+            alerts=("InflightQualityDrift",),
+        ),
+        time_series(
+            "Tokens that the reference likes best",
+            "The share of scored tokens that are the reference's likeliest, by how tokens are chosen.",
+            (Query(f"{rate('inflight_gateway_quality_agreeing_tokens_total', 'mode')} / {_TOKENS}", "{{mode}}"),),
+            "percentunit",
+            alerts=("InflightQualityDrift",),
+        ),
+        time_series(
+            "Tokens scored by the reference",
+            "Tokens per second that the reference has scored, by how tokens are chosen.",
+            (Query(_TOKENS, "{{mode}}"),),
+            TOKENS_PER_SECOND,
+            stacked=True,
+        ),
+        time_series(
+            "Answers scored by the reference",
+            "Answers per second, by what came of them: compared, failed, or dropped since too many waited.",
+            (Query(rate("inflight_gateway_quality_answers_total", "outcome"), "{{outcome}}"),),
+            "reqps",
+            stacked=True,
+        ),
+    ),
+)
+
 GATEWAY_BOARD = board(
     "inflight-gateway",
     "Inflight / Gateway",
     "What do clients of OpenAI's API ask, and what do they get?",
-    (REQUESTS, TIMES, CLIENTS),
+    (REQUESTS, TIMES, CLIENTS, QUALITY),
 )

@@ -20,8 +20,8 @@ from inflight.resources import DEMO, bundled
 _SOAK_PAGE = Page(
     "The soak of a server",
     "A real server on this machine, asked by all its features at random for minutes, and then stopped. Written by "
-    '`make bench ARGS="soak-server --output docs/results/soak"`; [the documentation](../../benchmarks.md) says what is '
-    "asked, and what counts as a fault.",
+    '`make bench ARGS="soak-server --output docs/results/soak"`, and with `soak-crashes` in its place; [the '
+    "documentation](../../benchmarks.md) says what is asked, and what counts as a fault.",
     ("memory", "ends", "crashes", "crash-ends", "crash-memory"),
 )
 _SERVING_PAGE = Page(
@@ -37,9 +37,10 @@ _RESUME_PAGE = Page(
 )
 _HOSTILE_PAGE = Page(
     "Hostile requests",
-    "Random requests of every bad kind that we know, over HTTP and gRPC, from a seed, to a server on the same machine, "
-    'beside neighbours whose answers have to stay right. Written by `make bench ARGS="hostile --output '
-    'docs/results/hostile"`. What no server of this kind survives is in SECURITY.md, and is not sent.',
+    "Every attack that we know by name, and random requests of every bad kind, over HTTP and gRPC and to the gateway, "
+    "from a seed, to a server on the same machine, beside neighbours whose answers have to stay right. Written by "
+    '`make bench ARGS="attacks --output docs/results/hostile"`, and with `hostile` in place of `attacks`. What is not '
+    "defended is in SECURITY.md.",
     ("attacks", "hostile", "failures"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,13 +12,19 @@ from benchmarks.hostile.pair import Serve, serving
 from benchmarks.hostile.target import Holding, Target
 from benchmarks.result import Result, Row
 
+_LOOK_S = 1.0
+
 
 def _attempt(serve: Serve, attack: Attack) -> Row:
     """Run one attack; return what was seen of it, whether the server has survived, and what it holds more."""
     target, restarts = Target(serve.front.places), serve.restarts
     held, answers = [target.holding()], Counter[str]()
+    peak, looked = _mib(held[0]), time.monotonic()
     while len(held) <= attack.times and not target.gone():
-        answers.update(attack.run(serve.front))
+        for answer in attack.run(serve.front):
+            answers[answer] += 1
+            if time.monotonic() > looked + _LOOK_S:
+                peak, looked = max(peak, _mib(target.holding())), time.monotonic()
         serve.wait_until_served()
         if not target.gone():
             held.append(target.holding())
@@ -26,7 +33,9 @@ def _attempt(serve: Serve, attack: Attack) -> Row:
         "answers": ", ".join(f"{count} x {answer}" for answer, count in sorted(answers.items())),
         "ended": len(target.gone()),
         "restarts": serve.restarts - restarts,
+        "cause": serve.last_cause if serve.restarts > restarts else "",
         "tracebacks": target.new_tracebacks(),
+        "MiB_meanwhile": peak - _mib(held[0]),
         "MiB": growth[0] if growth else "-",
         "MiB_again": growth[1] if len(growth) > 1 else "-",
         "descriptors": held[-1].files - held[0].files,
@@ -67,8 +76,9 @@ def _finding(rows: list[Row]) -> str:
                 f"logs have {told} tracebacks."
             )
     return " ".join(parts) + (
-        " MiB and descriptors are what all processes hold more than before the attack, and once more after it is "
-        "repeated; `inflight serve` has started again what had ended, and the next request was served."
+        " MiB and descriptors are what all processes hold more than before the attack: while it lasts, after it, and "
+        "once more after it is repeated. `inflight serve` has started again what had ended, and the next request was "
+        "served."
     )
 
 

@@ -38,7 +38,8 @@ class Attack:
 
 _BOMB = gzip.compress(b'{"text_input": "' + bytes(256 << 20) + b'"}', 9)
 _HALF = 1 << 45, 1 << 62
-_LONG = {"text_input": "What is in-flight batching?", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+_LONG = {"text_input": "Hello", "max_tokens": 100, "ignore_eos": True, "stream": True, "return_generation_logits": True}
+"""Some 80 kB of JSON for a token: more than the kernel's buffers take."""
 
 
 def _refused_streams(front: Front) -> Iterator[str]:
@@ -59,6 +60,12 @@ def _compressed_grpc(front: Front) -> Iterator[str]:
     bomb = tensors(text_input=("BYTES", [1, 1], text))
     for _ in range(2):
         yield front.rpc(bomb, compression=grpc.Compression.Gzip)
+
+
+def _huge_grpc(front: Front) -> Iterator[str]:
+    text = (200 << 20).to_bytes(4, "little") + bytes(200 << 20)
+    for streams in (True, False):
+        yield front.rpc(tensors(text_input=("BYTES", [1, 1], text)), streams=streams)
 
 
 def _nested(front: Front) -> Iterator[str]:
@@ -124,7 +131,8 @@ def _mixed(front: Front) -> Iterator[str]:
 def _slow_readers(front: Front) -> Iterator[str]:
     yield from slowness.slow_readers(front.places.http, wire(STREAM, json.dumps(_LONG).encode()), front.neighbour)
     fields = {"model": front.model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    long = wire(CHAT, json.dumps(fields | {"max_tokens": 1900, "ignore_eos": True}).encode(), json=True)
+    fields |= {"max_tokens": 400, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    long = wire(CHAT, json.dumps(fields).encode(), json=True)
     yield from slowness.slow_readers(front.gateway, long, front.neighbour)
 
 
@@ -216,6 +224,7 @@ ATTACKS = (
     Attack("header `triton_grpc_error`, 50 refused streams", _refused_streams),
     Attack("compressed bodies of 256 MiB over HTTP", _compressed_http),
     Attack("compressed messages of 200 MiB over gRPC", _compressed_grpc),
+    Attack("messages of 200 MiB over gRPC", _huge_grpc),
     Attack("JSON, 10,000 and 1,000,000 levels deep", _nested),
     Attack("100,000 and 600,000 chunks of one byte", _chunks),
     Attack("shapes of 2^45 and 2^62 elements", _shapes),

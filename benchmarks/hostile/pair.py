@@ -40,6 +40,12 @@ class Serve:
         """How often it has started a process again."""
         return self.said.read_text(errors="replace").count(" restarts in ")
 
+    @property
+    def last_cause(self) -> str:
+        """Why it did so the last time."""
+        lines = [line for line in self.said.read_text(errors="replace").splitlines() if " restarts in " in line]
+        return lines[-1].removeprefix("inflight: ").partition(";")[0] if lines else ""
+
     def wait_until_served(self) -> None:
         """Wait until every port answers.
 

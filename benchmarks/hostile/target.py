@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,13 +88,14 @@ class Target:
         return [one.pid for one in self._processes if not one.is_running() or one.status() == psutil.STATUS_ZOMBIE]
 
     def holding(self) -> Holding:
-        """Return what the processes hold."""
-        there = [one for one in self._processes if one.is_running()]
-        memory = sum(one.memory_full_info().uss for one in there)
-        shared: dict[str, int] = {}
-        for one in there:
-            shared |= shared_by(one.pid)
-        return Holding(memory, sum(one.num_fds() for one in there), sum(shared.values()))
+        """Return what the processes hold; one that has ended holds nothing."""
+        memory, files, shared = 0, 0, dict[str, int]()
+        for one in self._processes:
+            with suppress(psutil.Error, OSError):
+                memory += one.memory_full_info().uss
+                files += one.num_fds()
+                shared |= shared_by(one.pid)
+        return Holding(memory, files, sum(shared.values()))
 
     def new_tracebacks(self) -> int:
         """Return how many tracebacks the logs have got since the beginning."""

@@ -91,11 +91,12 @@ def faults(soaked: Crashed) -> list[str]:
         if not _lives(soaked, name):
             continue
         first, last = _compared(soaked, name)
-        growth, files = ((_median(last, what) - _median(first, what)) for what in ("uss", "files"))
+        growth = _median(last, "uss") - _median(first, "uss")
+        files = min(held.files for held in last) - min(held.files for held in first)
         if growth / _MIB > MOST_GROWTH_MIB:
             found.append(f"{words} has grown by {growth / _MIB:.0f} MiB")
         if files > _MOST_FILES:
-            found.append(f"{words} has {files:.0f} descriptors more")
+            found.append(f"{words} has {files} descriptors more")
     if soaked.books:
         found.append(soaked.books)
     if soaked.stop_s > LONGEST_STOP_S or soaked.exit_code != 0:
@@ -139,6 +140,7 @@ def _crash_rows(soaked: Crashed) -> list[Row]:
             "minute": round(crash.at_s / 60, 1),
             "process": _NAMES[crash.process],
             "requests_running": crash.running,
+            "ready_again_s": round(crash.ready_s, 1),
             "next_good_answer_s": round(crash.back_s, 1),
         }
         for crash in soaked.crashes
@@ -163,7 +165,7 @@ def _picture(soaked: Crashed) -> Figure:
             sizes = [sample.processes[name].uss / _MIB for sample in there]
             axes.plot([sample.at_s / 60 for sample in there], sizes, color=colour, linewidth=1.4, label=words)
     at, shared = zip(*((sample.at_s / 60, sample.shared / _MIB) for sample in soaked.samples), strict=True)
-    axes.plot(at, shared, color=GREY, linewidth=1.2, label="/dev/shm")
+    axes.plot(at, shared, color=GREY, linewidth=1.4, linestyle="--", label="/dev/shm")
     for crash in soaked.crashes:
         axes.axvline(crash.at_s / 60, color=GREY, linewidth=0.8, linestyle=":")
         axes.annotate(
@@ -177,8 +179,8 @@ def _picture(soaked: Crashed) -> Figure:
             fontsize="x-small",
         )
     axes.set_xlim(0, soaked.seconds / 60)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("minutes; a dotted line is the SIGKILL of the process at it")
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the names
+    axes.set_xlabel("minutes; at each dotted line, the process that it names was killed")
     axes.set_ylabel("memory of its own, MiB")
     legend_above(axes, columns=8)
     return figure

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -13,8 +15,6 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from random import Random
-
-import psutil
 
 from benchmarks.hostile.front import GENERATE
 from benchmarks.hostile.over_http import http_attack
@@ -26,6 +26,7 @@ from benchmarks.server_soak.run import SAMPLE_S, Soaked, books
 from benchmarks.server_soak.session import WRONG, End
 from benchmarks.server_soak.traffic import Traffic
 from inflight.errors import EngineFailure
+from inflight.serve.processes import look_at
 
 SHARE = 0.8
 """Of the knee."""
@@ -36,7 +37,8 @@ _CONCURRENCIES, _RAMP_S = (16, 32), 15.0
 _HOSTILE_S, _HOSTILE_PATIENCE_S = 1.0, 60.0
 _END_S = 180.0
 """How long the last requests may take to end."""
-_LOOK_S = 0.1
+_LOOK_S, _GONE_S = 0.1, 5.0
+_READY = re.compile(r"ready again in (\d+\.\d) s")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Crash:
     running: int
     """Requests that ran."""
     back_s: float
-    """Seconds until the next good answer to a request whose client does not try again by itself."""
+    """Seconds until the next good answer to a new request, which waits in the queue behind those that go on."""
+    ready_s: float
+    """Seconds until the server was ready again, by `inflight serve`."""
 
 
 @dataclass
@@ -119,7 +123,7 @@ def soak_with_crashes(
         serve.process.terminate()
         soaked.exit_code = serve.process.wait()
         soaked.stop_s = time.monotonic() - began
-    soaked.left_behind = [name for process, name in known.items() if psutil.pid_exists(process)]
+    soaked.left_behind = [name for process, name in known.items() if _lives(process)]
     ids = {str(held.process) for sample in soaked.samples for held in sample.processes.values()}
     soaked.left_behind += [one.name for one in Path("/dev/shm").iterdir() if ids & set(one.name.split("_"))]
     return soaked
@@ -213,8 +217,19 @@ async def _crash(serve: Serve, began: float, every_s: float, soaked: Crashed, sa
         os.kill(process.pid, signal.SIGKILL)
         while await asyncio.to_thread(_one_answer, serve) != "200":
             await asyncio.sleep(_LOOK_S)
-        soaked.crashes.append(Crash(killed - began, victim, running, time.monotonic() - killed))
-        say(f"{victim} was killed under {running} requests, the next answer {soaked.crashes[-1].back_s:.1f} s later")
+        back_s, ready = time.monotonic() - killed, _READY.findall(serve.said.read_text(errors="replace"))
+        soaked.crashes.append(Crash(killed - began, victim, running, back_s, float(ready[-1]) if ready else math.nan))
+        say(f"{victim} was killed under {running} requests, the next answer {back_s:.1f} s later")
+
+
+def _lives(process: int) -> bool:
+    """Return whether a process that should have ended lives on; one that nobody has asked how it ended does not."""
+    deadline = time.monotonic() + _GONE_S
+    while (state := look_at(process)) is not None and not state.ended:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def _one_answer(serve: Serve) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from random import Random
@@ -20,10 +21,12 @@ TYPED = "typed error"
 """The end of a request that cannot be resumed, and was broken."""
 _NOT_RESUMED = ("logits",)
 """Kinds of requests that stream and cannot be resumed: see docs/resuming.md."""
-_RETRY = Retry(attempts=20, longest_pause=2.0, resume=True)
-_TIMEOUTS = Timeouts(first_chunk=90.0, between_chunks=60.0)
-_PATIENCE_S = 120.0
+_RETRY = Retry(attempts=20, longest_pause=2.0, resume=True, longest_outage=90.0)
+_TIMEOUTS = Timeouts(first_chunk=200.0, between_chunks=120.0)
+_PATIENCE_S = 240.0
 _MOST_TOKENS, _CHOICES = 200, 2
+_TRIES = 10
+"""How often a plain client asks that is told to come again: OpenAI's clients do so by themselves."""
 _TOPICS = "paged caches,batches,a queue,streams,the scheduler,prefixes,latency,tokens".split(",")
 
 
@@ -47,7 +50,7 @@ class ResumingClients(Clients):
 
 
 class GatewayClient:
-    """A client of OpenAI's API that knows nothing of crashes."""
+    """A client of OpenAI's API that knows nothing of crashes, and comes again when it is asked to."""
 
     def __init__(self, url: str, model: str) -> None:
         self._model = model
@@ -68,15 +71,26 @@ class GatewayClient:
             "n": choices,
             "stream": True,
         }
+        for _ in range(_TRIES - 1):
+            end, pause_s = await self._try(body, choices)
+            if pause_s is None:
+                return end
+            await asyncio.sleep(pause_s)
+        return (await self._try(body, choices))[0]
+
+    async def _try(self, body: dict[str, Any], choices: int) -> tuple[End, float | None]:
+        """Return how the answer ended, and in how many seconds the server asks to be asked again, if it does."""
         events: list[str] = []
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
-                    return End(WRONG, f"{response.status_code} {(await response.aread()).decode()[:500]}", typed=True)
+                    again_s = response.headers.get("retry-after")
+                    said = f"{response.status_code} {(await response.aread()).decode()[:500]}"
+                    return End(WRONG, said, typed=True), float(again_s) if again_s else None
                 events = [line[6:] async for line in response.aiter_lines() if line.startswith("data: ")]
         except httpx.HTTPError as error:
-            return End(WRONG, f"{type(error).__name__}: {error}")
-        return _end_of(events, choices)
+            return End(WRONG, f"{type(error).__name__}: {error}"), None
+        return _end_of(events, choices), None
 
 
 def _end_of(events: list[str], choices: int) -> End:

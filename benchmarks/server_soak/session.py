@@ -15,7 +15,7 @@ from inflight.client.transport import Transport, make_transport
 from inflight.contract import ENGINE, ENSEMBLE
 from inflight.errors import DeadlineExceeded, InflightError, InvalidRequest, UnsupportedFeature
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 """No request of the soak takes so long."""
 _CONNECT_S = 10.0
 SLOW_S = 0.1

@@ -58,7 +58,7 @@ _MALFORMED: tuple[dict[str, Any], ...] = (
     {"max_tokens": 0},
     {"beam_width": 100_000},
     {"lora_name": "nobody's"},
-    {"guided_decoding_guide_type": "json"},
+    {"guided_decoding_guide_type": "no such"},
 )
 _KINDS: dict[str, Draw] = {
     "plain": lambda _: {},

@@ -90,8 +90,7 @@ class Preprocessor:
 
     def _prompt(self, inputs: Inputs, row: int) -> str:
         name = _source(inputs)
-        text = inputs.string(name, row) or ""
-        self._check_size(name, text)
+        text = self._bounded(inputs, name, row)
         if name == "text_input":
             if not text:
                 raise InvalidRequest("text_input is empty; it must have at least one character")
@@ -100,17 +99,23 @@ class Preprocessor:
             return text
         if self._chat is None:
             raise UnsupportedFeature("messages: this checkpoint has no chat template; send text_input")
-        given = inputs.string("chat_template_kwargs", row) or ""
-        self._check_size("chat_template_kwargs", given)
+        given = self._bounded(inputs, "chat_template_kwargs", row)
         options = parse_json("chat_template_kwargs", given) if given else {}
         if not isinstance(options, dict):
             raise InvalidRequest(f"chat_template_kwargs must be a JSON object, not {type(options).__name__}")
         return self._chat.render(parse_messages(text), options)
 
-    def _check_size(self, name: str, text: str) -> None:
-        size, limit = len(text.encode()), self._limits.max_prompt_bytes
+    def _bounded(self, inputs: Inputs, name: str, row: int) -> str:
+        """Return a text of the request, empty where it is absent.
+
+        One that is too long is refused before it is decoded: for hundreds of megabytes that takes seconds on a busy
+        machine, in which no other thread of the stage runs.
+        """
+        value, limit = inputs.scalar(name, row, b""), self._limits.max_prompt_bytes
+        size = len(value if isinstance(value, bytes) else value.encode())
         if size > limit:
             raise InvalidRequest(f"{name} has {size} bytes; the limit is {limit}")
+        return inputs.string(name, row) or ""
 
     def _encode_all(self, requests: list[tuple[str, list[str]]]) -> list[list[list[int]] | Exception]:
         """Encode the prompts of all requests, by the input that they come from, in one call for each input.

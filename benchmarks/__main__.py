@@ -7,8 +7,6 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
-from benchmarks.faults.command import faults, rolling
-from benchmarks.door import door
 from benchmarks.door import door
 from benchmarks.faults.command import faults, rolling
 from benchmarks.foreign.command import foreign

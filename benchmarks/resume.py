@@ -131,7 +131,7 @@ class _Tokens:
 
 def make_asks(first: int, count: int, seed: int) -> list[Ask]:
     """Return so many streams, chosen by the seed; ``first`` is the number of the first."""
-    rng = random.Random(seed * 1_000_003 + first)
+    rng = random.Random(f"{seed} {first}")
     asks = []
     for number in range(first, first + count):
         options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(60, 240))
@@ -259,7 +259,7 @@ async def _wave(asks: Sequence[Ask], serves: Sequence[Served], grpc: str, http: 
         async with AsyncClient(serve.grpc) as client:
             await client.wait_ready(_READY_S)
     tokens, over = _Tokens(), asyncio.Event()
-    rng = random.Random(seed * 7919 + asks[0].number)
+    rng = random.Random(f"{seed} {asks[0].number}")
     _, killed = await asyncio.gather(
         _run(asks, grpc, http, tokens, over), _killing(asks, serves, kills, tokens, over, rng)
     )
@@ -327,7 +327,7 @@ def _finding(rows: Sequence[Row], killed: Mapping[str, Sequence[str]]) -> str:
 
     others = sum(sum_of(f"other {name.replace('_', ' ')}") for name in _COMPARED)
     kills = "; ".join(
-        f"on {setting} {', '.join(f'{victim} {times} times' for victim, times in Counter(victims).items())}"
+        f"on {setting} {', '.join(f'{times} x {victim}' for victim, times in Counter(victims).items())}"
         for setting, victims in killed.items()
         if victims
     )

@@ -214,7 +214,7 @@ def test_embeddings_and_scores_are_asked_for_again(served: Served) -> None:
 @pytest.fixture
 def away() -> Iterator[Served]:
     """An engine that was there, and is away."""
-    with pytest.MonkeyPatch.context() as patch, resuming_engine(engine_wait_s=600) as running:
+    with pytest.MonkeyPatch.context() as patch, resuming_engine() as running:
         patch.setattr(resuming, "_PAUSE_S", 0.0)
         running[0].gateway.readiness.show(False)
         yield running

@@ -43,7 +43,7 @@ def test_health_is_503_while_the_engine_is_away(alone: Inside) -> None:
     ],
 )
 def test_a_route_that_needs_the_engine_is_503_while_it_is_away(path: str, body: dict[str, Any]) -> None:
-    with inside(engine_wait_s=0) as running, running.client() as client:
+    with inside() as running, running.client() as client:
         reply = client.post(path, json={"model": MODEL, **body})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert reply.headers["x-should-retry"] == "true"

@@ -181,9 +181,9 @@ def drawn_engine(**settings: Any) -> Iterator[tuple[Inside, Drawn]]:
 
 
 @contextmanager
-def resuming_engine(*, behind_tokens: bool = True, **settings: Any) -> Iterator[tuple[Inside, Drawn]]:
+def resuming_engine(*, behind_tokens: bool = True) -> Iterator[tuple[Inside, Drawn]]:
     """Serve the demo with such an engine, which breaks away as it is drawn, behind what waits for it to come back."""
-    with drawn_engine(**settings) as (running, drawn):
+    with drawn_engine(engine_wait_s=600) as (running, drawn):
         app: Any = running.server.config.app
         gateway = app.state.gateway
         resumption = Resumption(True, behind_tokens, gateway.settings.engine_wait_s)

@@ -117,12 +117,12 @@ def inside(
         ready: whether routes that need the engine are let through, as if it answered.
         exit_timeout_s: what runs at the end has so long.
         most_connections: are open at once.
-        settings: of the section ``gateway``.
+        settings: of the section ``gateway``; nobody waits for the engine unless they say so.
     """
     port, closed = free_ports(2)
     given = load_deployment(DEMO)
     server = given.server.model_copy(update={"grpc_port": closed, "exit_timeout_s": exit_timeout_s})
-    chosen = GatewaySettings.model_validate({"port": port, **settings})
+    chosen = GatewaySettings.model_validate({"port": port, "engine_wait_s": 0, **settings})
     gateway = make_gateway(given.model_copy(update={"server": server, "gateway": chosen}))
     app = make_app(gateway, (*ROUTES, *more))
     config = GatewayConfig(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.faults import kinds, place, report, run, streams
+from benchmarks.faults import kinds, place, report, rolling, run, streams
 from benchmarks.faults.streams import WHOLE, Seen
 
 _FAULT = kinds.Fault("SIGKILL", "gateway", "a new gateway", lambda *_: nullcontext(), ends_openai=True)
@@ -47,6 +47,16 @@ def test_streams_are_counted_by_their_ends_and_texts() -> None:
     result = report.faults_result([outcome], 4)
     assert result.rows[0]["lost"] == 3
     assert result.figure is not None
+
+
+def test_a_rolling_update_counts_stops_and_kills_apart() -> None:
+    rows = [
+        {"way": rolling.STOPPED, "requests": 10, "failed": 0, "not as promised": 0},
+        {"way": "SIGKILL of all", "requests": 20, "failed": 3, "not as promised": 1},
+    ]
+    finding = rolling.rolling_result(rows).finding
+    assert "0 of 10 requests failed" in finding
+    assert "3 of 20 failed, 1 of them against the promise" in finding
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace needs root")

@@ -226,7 +226,7 @@ class Scheduler:
         """Whether the full steps that the prompt needs would end after the deadline, each as fast as the fastest."""
         deadline = sequence.request.deadline_ns
         steps = (len(sequence.tokens) - num_cached) // self._config.max_tokens_per_step
-        if deadline is None or sequence.generated:
+        if deadline is None or sequence.metrics.first_token_ns or sequence.generated:
             return False
         return self._clock() + steps * self._full_step_s * 1e9 > deadline
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import math
 import random
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
+from inflight.engine.replay import ReplayEngine
 from inflight.engine.request import FinishReason, Request
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
-from tests.engine.support.driving import ask, assert_idle, load, run
+from tests.engine.support.driving import ask, assert_idle, finish, load, run
 from tests.engine.support.guiding import byte_tokenizer, end_id
 from tests.engine.support.resuming import Answer, again, answer, outputs_of
 from tests.engine.support.speculating import speculating
@@ -35,10 +38,8 @@ def _engine(kind: str, family: str = "byte level") -> Engine:
     tokenizer = byte_tokenizer() if family == "guides" else make_tokenizer(family)
     if kind in ("ngram", "draft_target"):
         return speculating("llama", kind, tokenizer=tokenizer, max_draft_tokens=3)
-    more = {"guided_decoding": GuidedDecodingSettings()} if family == "guides" else {}
-    return load(
-        checkpoint("hybrid" if kind == "hybrid" else "llama"), tokenizer, **(TIGHT if kind == "tight" else more)
-    )
+    more: dict[str, Any] = {"guided_decoding": GuidedDecodingSettings()} if family == "guides" else {}
+    return load(checkpoint("llama"), tokenizer, **(TIGHT if kind == "tight" else more))
 
 
 def _beside(kind: str, chance: random.Random) -> list[Request]:
@@ -193,10 +194,49 @@ def test_ids_behind_the_end_of_a_text_are_refused() -> None:
     stop = text[4:6]
     assert "completes a stop word" in _refusal(_engine("roomy"), tokens[:11], stop_strings=(stop,))
     digits = byte_tokenizer().encode_batch(["123"])[0]
-    of_guide = {"guide": Guide("regex", "[0-9]{3}"), "end_ids": frozenset({end_id()})}
+    of_guide: dict[str, Any] = {"guide": Guide("regex", "[0-9]{3}"), "end_ids": frozenset({end_id()})}
     engine = _engine("roomy", "guides")
     assert "completes guided_decoding_guide" in _refusal(engine, digits, **of_guide)
     wrong = [*digits[:1], *byte_tokenizer().encode_batch(["x"])[0]]
     assert "at 1; guided_decoding_guide does not allow it" in _refusal(engine, wrong, **of_guide)
     assert "which is an end id" in _refusal(engine, [end_id()], **of_guide)
     assert "does not allow it" in _refusal(engine, [end_id()], **of_guide, ignore_eos=True)
+
+
+def test_its_deadline_ends_it_as_an_answer_that_has_begun() -> None:
+    request = ask(PROMPT, 12, deadline_ns=time.time_ns() - 1)
+    request.resumed_ids = [1, 2]
+    output = run(_engine("roomy"), [request])[request.key]
+    assert (output.finish_reason, output.error, output.tokens) == (FinishReason.DEADLINE, None, [])
+
+
+def test_metrics_count_what_this_run_has_done() -> None:
+    engine = _engine("roomy")
+    tokens, _ = _ended()
+    before, generated = engine.stats.resumed_requests, engine.stats.generated_tokens
+    request = ask(PROMPT, 12)
+    request.resumed_ids = tokens[:7]
+    engine.validate(request)
+    engine.submit(request)
+    engine.step()
+    assert engine.snapshot().requests[0].generated_tokens == 8
+    metrics = finish(engine)[request.key].metrics
+    assert metrics is not None
+    assert (metrics.prompt_tokens, metrics.resumed_tokens, metrics.generated_tokens) == (len(PROMPT), 7, 5)
+    assert metrics.cached_tokens <= metrics.prompt_tokens
+    assert engine.stats.resumed_requests == before + 1
+    assert engine.stats.generated_tokens == generated + 5
+
+
+def test_a_replayed_answer_goes_on() -> None:
+    engine = ReplayEngine(EngineConfig(checkpoint("llama")))
+    whole, rest = ask(PROMPT, 12), ask(PROMPT, 12)
+    rest.resumed_ids = [*PROMPT, *PROMPT[:2]]
+    made: dict[int, list[int]] = {whole.key: [], rest.key: []}
+    for request in (whole, rest):
+        engine.validate(request)
+        engine.submit(request)
+    while engine.busy:
+        for output in engine.step():
+            made[output.key] += output.tokens
+    assert made[rest.key] == made[whole.key][7:]

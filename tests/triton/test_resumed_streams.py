@@ -12,7 +12,7 @@ from tritonclient import grpc
 
 from inflight.contract import ENGINE
 from tests.support.waiting import wait_until
-from tests.triton.support.metrics_page import read_page
+from tests.triton.support.metrics_page import read_metric
 from tests.triton.support.servers import Running
 from tests.triton.support.tensors import grpc_inputs
 from tests.triton.test_request_logs import line
@@ -24,6 +24,7 @@ ASK: dict[str, Any] = {
     "return_token_ids": True, "return_log_probs": True, "return_num_output_tokens": True, "min_tokens": 8,
     "stop_words": ["zebra", " the f", ", an"],
 }  # fmt: skip
+RESUMED = "inflight_resumed_requests_total"
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
@@ -79,7 +80,7 @@ def test_a_stream_goes_on_behind_any_chunk(server: Running, kind: str) -> None:
 
 
 def test_each_sequence_of_a_broken_request_goes_on_alone(server: Running) -> None:
-    sampling = {"temperature": 1.5}
+    sampling: dict[str, Any] = {"temperature": 1.5}
     chunks = _stream(server, num_return_sequences=2, **sampling)
     for index in range(2):
         whole = [chunk for chunk in chunks if chunk["sequence_index"] == index]
@@ -88,17 +89,12 @@ def test_each_sequence_of_a_broken_request_goes_on_alone(server: Running) -> Non
 
 
 def test_it_is_logged_and_counted(server: Running) -> None:
-    before = read_page(server.metrics)
+    before = read_metric(server.metrics, RESUMED)
     whole = _stream(server)
     ids, log_probs = whole[0]["token_ids"], whole[0]["output_log_probs"]
     _stream(server, "a resumed stream", resumed_ids=ids, resumed_log_probs=log_probs)
     assert line(server, "a resumed stream")["resumed_tokens"] == len(ids)
-    family = "inflight_resumed_requests_total"
-    assert wait_until(lambda: _total(read_page(server.metrics), family) >= _total(before, family) + 1, 30)
-
-
-def _total(page: str, family: str) -> float:
-    return sum(float(text.split()[-1]) for text in page.splitlines() if text.startswith(family))
+    assert wait_until(lambda: read_metric(server.metrics, RESUMED) > before, 30)
 
 
 def test_the_engine_asked_directly_gives_new_ids_alone(server: Running) -> None:

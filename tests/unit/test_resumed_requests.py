@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ from inflight.text.postprocess import Postprocessor
 from inflight.text.upstream import UpstreamPreprocessor
 from inflight.triton import response_writer
 from inflight.triton.request_reader import OutputOptions, SubRequest, read_request
+from inflight.triton.send_limiter import SendLimiter
+from inflight.triton.streams import ResponseStreams
 from tests.support.tokenizers import FAMILIES, make_tokenizer
+from tests.support.waiting import wait_until
+from tests.unit.support.senders import FakeSender
 
 IDS = np.array([[7, 8]], np.int32)
 LOG_PROBS = np.array([[-0.5, -1.25]], np.float32)
@@ -109,6 +114,31 @@ def test_the_first_of_two_responses_does_not_show_what_the_second_settles() -> N
     first, last = response_writer.split_last(output)
     assert (first.tokens, first.text_limit) == ([5], 3)
     assert (last.tokens, last.text_limit) == ([6], 9)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_sums_and_lengths_go_on_and_what_was_resumed_comes_once(decoupled: bool) -> None:
+    stage: Any = SimpleNamespace(count_end=lambda output: None, cancel=lambda key: None)
+    sender: Any = FakeSender()
+    streams = ResponseStreams(stage, decoupled)
+    answered: Any = SimpleNamespace(count=1 << 62)  # the detokenizer has answered all
+    streams.start(stage, SendLimiter(answered))
+    asked: dict[str, Any] = dict.fromkeys(
+        ("heartbeat", "return_log_probs", "return_num_output_tokens", "return_token_ids"), ON
+    )
+    whole: dict[str, Any] = {} if decoupled else {"streaming": ~ON, "exclude_input_in_output": ON}
+    options, [part] = _read(**asked, **whole, resumed_log_probs=LOG_PROBS)
+    streams.open(sender, options, [part])
+    key = part.request.key
+    streams.deliver(Output(key, [5], log_probs=[-1.0]))
+    assert wait_until(lambda: bool(sender.sent) or not decoupled, 30)
+    streams.deliver(Output(key, [6], log_probs=[-2.0], finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(30)
+    streams.close()
+    sent = [arrays for _, arrays in sender.sent if arrays["output_ids"].size]
+    assert [token for arrays in sent for token in arrays["token_ids"].reshape(-1).tolist()] == [5, 6]
+    assert (sent[-1]["num_output_tokens"].item(), sent[-1]["cum_log_probs"].item()) == (4, -4.75)
+    assert [arrays["resumed_output_ids"].tolist() for arrays in sent if "resumed_output_ids" in arrays] == [[[7, 8]]]
 
 
 @pytest.mark.parametrize("ids", [[[-1]], [[2**31 - 1]]])

@@ -89,7 +89,7 @@ class CrashWatch:
     def look(self) -> End | None:
         """Return the end of a server whose log has told of more than one crash since the watch began."""
         if self._log.stat().st_size < self._read:  # it has begun anew
-            self._began = self._read = 0
+            self._began, self._read = 1, 0
         with self._log.open("rb") as file:
             file.seek(self._read)
             lines, _, _ = file.read().rpartition(b"\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.serve import log as log_module
 from inflight.serve.log import UNKNOWN, CrashWatch, cause, keep
 
 NOISE = """\
@@ -124,3 +125,29 @@ def test_a_crash_that_is_told_again_goes_on(tmp_path: Path) -> None:
         with log.open("a") as file:
             file.write(line)
         assert (watch.look() is not None) is goes_on, line
+
+
+def test_a_long_log_begins_anew_and_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes it goes on at its end, and a crash is found that is told after that, or before and after it."""
+    monkeypatch.setattr(log_module, "MOST_BYTES", 100)
+    path, before = tmp_path / "triton.log", tmp_path / "triton.log.1"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"ready\n")
+        watch = CrashWatch(path)
+        writer.write(b"Signal (6) received.\n" + b"a" * 50 + b"\n")
+        assert not log_module.bound(path)
+        assert watch.look() is None
+        writer.write(b"b" * 50 + b"\n")
+        assert log_module.bound(path)
+        assert (path.read_bytes(), len(before.read_bytes())) == (b"", 129)
+        assert watch.look() is None
+        writer.write(b"terminate called\n  what():  std::bad_alloc\nSignal (6) received.\n")
+        end = watch.look()
+    assert end is not None
+    assert "it got no memory (std::bad_alloc)" in end.text
+    assert path.read_bytes().startswith(b"terminate"), "it goes on at its beginning"
+    before.unlink()
+    before.mkdir()  # nothing can be written there
+    path.write_bytes(b"c" * 200)
+    assert log_module.bound(path)
+    assert path.read_bytes() == b""

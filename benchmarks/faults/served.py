@@ -92,6 +92,11 @@ class Served:
                     return child.pid
         raise EngineFailure(f"there is no process of {victim}")
 
+    @property
+    def starts(self) -> int:
+        """How often it has started its server again, and that was ready."""
+        return self.said.read_text(errors="replace").count("ready again in")
+
     def last_words(self) -> str:
         """Return what was said last of a new start, or of an end; empty: nothing was."""
         lines = [line.removeprefix("inflight: ") for line in self.said.read_text(errors="replace").splitlines()]

@@ -24,7 +24,7 @@ from inflight.serve.envoy.bootstrap import ADMIN_SOCKET, discovered, public_addr
 from inflight.serve.envoy.files import CONFIGURATION, named_files, resource, write_configuration, write_private
 from inflight.serve.envoy.metrics import metrics, running_requests
 from inflight.serve.envoy.values import ROUTES, Upstreams
-from inflight.serve.log import keep
+from inflight.serve.log import bound, keep
 from inflight.serve.processes import in_words
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import address_of, require_free
@@ -226,6 +226,7 @@ class DoorProcess:
                 return f"did not serve within {START_S} s{self._said()}"
             if now - looked >= FILES_LOOK_S:
                 looked = now
+                bound(self.log_path)  # Envoy (1.40) writes at its end (O_APPEND)
                 self._look_at_files()
         if self._stopping.is_set():
             return self._end()

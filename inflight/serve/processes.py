@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ _STATE, _GROUP, _USER_TIME, _SYSTEM_TIME, _EXIT_STATUS = 0, 2, 11, 12, 49
 _ENDED = "ZX"
 _STOPPED = "Tt"
 _POLL_S = 0.02
+_STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\t(\w+)", re.MULTILINE)
+"""The fields of proc_pid_status(5) that are read."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,40 @@ def look_at(process: int) -> ProcessState | None:
     return ProcessState(fields[_STATE], ticks / _TICKS_PER_S, int(fields[_EXIT_STATUS]))
 
 
-def waits_for_disk(process: int) -> bool:
-    """Return whether a thread of the process is in an uninterruptible wait: memory that is read back, or a file."""
-    threads = Path(f"/proc/{process}/task").glob("*/stat")
-    return any(fields[_STATE] == "D" for thread in threads if (fields := _fields(thread)) is not None)
+@dataclass(frozen=True)
+class ThreadState:
+    """One thread, at one moment."""
+
+    letter: str
+    """As that of ``ProcessState``."""
+    sleeps: int | None
+    """How often it has given the processor up by itself; None where the kernel does not tell."""
+
+
+def look_at_threads(process: int) -> dict[str, ThreadState]:
+    """Return the states of a process's threads by their ids."""
+    found = {}
+    for status in Path(f"/proc/{process}/task").glob("*/status"):
+        with suppress(OSError):  # it ended meanwhile
+            fields = dict(_STATUS.findall(status.read_text(errors="replace")))
+            sleeps = fields.get("voluntary_ctxt_switches")
+            found[status.parent.name] = ThreadState(fields["State"], None if sleeps is None else int(sleeps))
+    return found
+
+
+def waits_for_machine(before: Mapping[str, ThreadState], now: Mapping[str, ThreadState]) -> bool:
+    """Return whether a process is held up by its machine, from two looks at its threads.
+
+    It is where a thread is in an uninterruptible wait, for a file or for memory that is read back; and where one was
+    runnable at both looks and never slept in between: then it had a processor or waited for one, all of the time. A
+    thread that wakes for a moment, as those do that wait for Python's lock, may have to wait for a processor too, but
+    sleeps each time. Threads of a stopped process are not runnable.
+    """
+    return any(state.letter == "D" or _wants_processor(before.get(thread), state) for thread, state in now.items())
+
+
+def _wants_processor(before: ThreadState | None, now: ThreadState) -> bool:
+    return before == now and now.letter == "R" and now.sleeps is not None
 
 
 def in_words(code: int) -> str:

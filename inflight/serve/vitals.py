@@ -11,12 +11,12 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from urllib.error import URLError
 
 from inflight.addresses import nearest_of, read_directly
-from inflight.serve.processes import ProcessState, in_words, look_at, waits_for_disk
+from inflight.serve.processes import ProcessState, ThreadState, in_words, look_at, look_at_threads, waits_for_machine
 from inflight.shared_counters import Pulse, read_pulses
 
 LIFELESS_S = 3.0
@@ -79,7 +79,7 @@ class Standstill:
         Args:
             beats: signs of life so far.
             call: number of the call that it is in.
-            busy: whether it has used the processor since the last look, or waits for a disk.
+            busy: whether it has used the processor since the last look, or waits for one, or for a disk.
             elapsed_s: since then.
         """
         self._silence.see(beats, elapsed_s, busy)
@@ -102,12 +102,18 @@ class _Process:
     process: int
     _standstill: Standstill | None
     _cpu_s: float = 0.0
+    _threads: dict[str, ThreadState] = field(default_factory=dict)
+    """As the last look has seen them; empty where it did not have to."""
 
     def stands_still(self, state: ProcessState, beats: int, call: int | None, elapsed_s: float) -> str | None:
         if self._standstill is None:
             return None
         used_s, self._cpu_s = state.cpu_s - self._cpu_s, state.cpu_s
-        busy = used_s > _BUSY * elapsed_s or (self._standstill.silent and waits_for_disk(self.process))
+        before, self._threads = self._threads, {}
+        busy = used_s > _BUSY * elapsed_s
+        if not busy and (self._standstill.silent or call is not None):
+            self._threads = look_at_threads(self.process)
+            busy = waits_for_machine(before, self._threads)
         wrong = self._standstill.see(beats, call, busy, elapsed_s)
         return f"{wrong} (it is stopped)" if wrong and state.stopped else wrong
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from inflight.errors import DeploymentError
+from inflight.serve import log as log_module
 from inflight.serve.door import DoorProcess, Upstreams, envoy_path
-from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
+from inflight.serve.envoy.bootstrap import ADMIN_SOCKET, bootstrap, discovered, routes
 from inflight.serve.envoy.files import named_files
 from inflight.serve.envoy.values import ROUTES
 from inflight.settings.deployment import validate
@@ -75,6 +76,24 @@ def test_the_access_log_has_no_prompts_and_no_keys(tmp_path: Path) -> None:
     assert told["bytes_received"] == 18
     assert "sk-secret" not in line
     assert "prompt" not in line
+
+
+def test_a_long_log_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with door() as running:
+        log = running.process.log_path
+        with log.open("a") as file:
+            file.write("x" * 4001)
+        monkeypatch.setattr(log_module, "MOST_BYTES", 4000)
+        before = log.with_name("envoy.log.1")
+        assert wait_until(lambda: before.exists() and log.stat().st_size < 4001)
+        monkeypatch.setattr(log_module, "MOST_BYTES", 1 << 20)
+        with socket.socket(socket.AF_UNIX) as administration:
+            administration.connect(str(running.process.folder / ADMIN_SOCKET))
+            administration.sendall(b"POST /logging?level=debug HTTP/1.1\r\nhost: door\r\n\r\n")
+            administration.recv(1)
+        assert wait_until(lambda: running.ask("GET", "/v2").status == 200 and log.stat().st_size > 0)
+        assert before.read_text().endswith("x" * 4001)
+        assert b"\0" not in log.read_bytes(), "Envoy writes at the end, wherever that is"
 
 
 def test_a_second_deployment_gets_its_share_and_sticks() -> None:

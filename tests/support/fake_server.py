@@ -9,7 +9,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -143,7 +143,7 @@ class FakeServer:
         self._http.shutdown()
         self._http.server_close()
 
-    def answer(self, inputs: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
+    def answer(self, inputs: dict[str, Any]) -> Generator[dict[str, list[Any]]]:
         """Yield the outputs of each response to one request."""
         if inputs.get("inspect"):
             yield {"snapshot": [json.dumps({"model": SERVED_MODEL})]}

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -267,13 +268,14 @@ def test_supervisor_gives_up_after_a_row_of_crashes(
     caplog.set_level(logging.WARNING)
     folders: set[Path] = set()
 
-    def crash_once_ready(self: Supervisor) -> End:
-        folders.update(server._folders)
-        server.process.send_signal(signal.SIGABRT)
-        return wait_for_end(self)
+    def crash_once_ready(self: Supervisor, done: threading.Event) -> End | None:
+        if self.status.ready:  # it watches no start
+            folders.update(server._folders)
+            server.process.send_signal(signal.SIGABRT)
+        return watch_until(self, done)
 
-    wait_for_end = Supervisor._wait_for_end
-    monkeypatch.setattr(Supervisor, "_wait_for_end", crash_once_ready)
+    watch_until = Supervisor._watch_until
+    monkeypatch.setattr(Supervisor, "_watch_until", crash_once_ready)
     supervisor = Supervisor(server)
     try:
         supervisor.start()

@@ -17,7 +17,14 @@ import grpc
 import pytest
 
 from inflight.serve import vitals as vitals_module
-from inflight.serve.processes import in_words, look_at, wait_for_group
+from inflight.serve.processes import (
+    ThreadState,
+    in_words,
+    look_at,
+    look_at_threads,
+    wait_for_group,
+    waits_for_machine,
+)
 from inflight.serve.vitals import LIFELESS_S, LOOK_S, PATIENCE_WITH_WORK, End, Standstill, Vitals
 from inflight.shared_counters import SHARED_MEMORY, read_pulses, start_pulse
 
@@ -106,6 +113,48 @@ def test_how_a_process_ended_that_was_not_waited_for() -> None:
     assert (in_words(-9), in_words(1), in_words(-64)) == ("on SIGKILL", "with code 1", "on SIGRTMAX")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "waits"),
+    [
+        (ThreadState("R", 7), ThreadState("R", 7), True),
+        (ThreadState("S", 7), ThreadState("D", 8), True),
+        (ThreadState("R", 7), ThreadState("R", 8), False),
+        (ThreadState("S", 7), ThreadState("R", 7), False),
+        (ThreadState("R", 7), ThreadState("S", 8), False),
+        (ThreadState("T", 7), ThreadState("T", 7), False),
+        (ThreadState("R", None), ThreadState("R", None), False),
+        (None, ThreadState("R", 7), False),
+    ],
+    ids=["starved", "disk", "woken", "wakes", "sleeps", "stopped", "not told", "new"],
+)
+def test_what_holds_a_process_up(before: ThreadState | None, now: ThreadState, waits: bool) -> None:
+    idle = {"1": ThreadState("S", 3)}
+    earlier = idle if before is None else idle | {"2": before}
+    assert waits_for_machine(earlier, idle | {"2": now}) is waits
+
+
+def test_a_starved_process_is_busy_and_a_stopped_one_is_not() -> None:
+    """This one gets a processor only where no other process wants one, and never sleeps."""
+    endless = (
+        "import os, sys; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.close(1)\nwhile True: pass"
+    )
+    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()
+        try:
+            before = look_at_threads(child.pid)
+            while not waits_for_machine(before, now := look_at_threads(child.pid)):
+                before = now
+            child.send_signal(signal.SIGSTOP)
+            while (state := look_at(child.pid)) is not None and not state.stopped:
+                pass
+            stopped = look_at_threads(child.pid)
+            assert stopped
+            assert not waits_for_machine(stopped, look_at_threads(child.pid))
+        finally:
+            child.kill()
+
+
 def test_a_group_has_gone_once_none_of_it_runs() -> None:
     command = ["bash", "-c", "sleep 60 & echo $!"]
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as child:
@@ -166,6 +215,13 @@ def test_what_is_said_of_a_stage(
             stage.kill()
             for record in SHARED_MEMORY.glob(f"inflight_{os.getpid()}_pulse_*"):
                 record.unlink()
+
+
+def test_a_stage_that_waits_for_a_processor_is_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals_module, "LIFELESS_S", 0.5)
+    monkeypatch.setattr(vitals_module, "look_at_threads", lambda _: {"1": ThreadState("R", 7)})
+    silent = "import ctypes; ctypes.PyDLL(None).sleep(60)"
+    test_what_is_said_of_a_stage(silent, 1.5, None, "the stage engine has computed for 1.5 s without a sign of life")
 
 
 def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:

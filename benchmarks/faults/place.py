@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from inflight.errors import DeploymentError
@@ -21,7 +21,13 @@ FOLDERS = ("/tmp", "/dev/shm", "/mnt")
 """What the place has for itself. /mnt is the benchmark's, which the server leaves alone."""
 KEPT = "/mnt"
 _GIB = "1g"
-_MOUNT = f"for one in {' '.join(FOLDERS)}; do mount -t tmpfs -o size={_GIB} tmpfs $one; done; echo; exec sleep infinity"
+_MOUNT = f"""
+exec 3< "$0"
+for one in {" ".join(FOLDERS)}; do mount -t tmpfs -o size={_GIB} tmpfs $one; done
+test -d "$0" || {{ mkdir -p "$0"; mount --bind /proc/self/fd/3 "$0"; }}
+echo
+exec sleep infinity"""
+"""Makes the place, in which the folder that the benchmark runs in stays where it is, also below /tmp."""
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 _SPARED = 'echo -1000 > /proc/self/oom_score_adj && exec "$@"'
@@ -45,6 +51,11 @@ class Place:
     """The process that keeps the namespace."""
     group: Path
     """The folder of the cgroup; it is there where the machine has a memory controller of version 1."""
+    _own: frozenset[str] = field(init=False)
+    """What lies in the folders before anything runs."""
+
+    def __post_init__(self) -> None:
+        self._own = frozenset(self._files())
 
     @property
     def limits_memory(self) -> bool:
@@ -62,8 +73,11 @@ class Place:
 
     def files(self) -> list[str]:
         """Return the files and folders that the server has made and left."""
+        return sorted(self._files() - self._own)
+
+    def _files(self) -> set[str]:
         roots = [self.path(folder) for folder in FOLDERS if folder != KEPT]
-        return sorted(f"/{found.relative_to(self.path('/'))}" for root in roots for found in root.iterdir())
+        return {f"/{found.relative_to(self.path('/'))}" for root in roots for found in root.iterdir()}
 
     def processes(self) -> dict[int, str]:
         """Return the command lines of the processes that run in the place, but the anchor's, by process id."""
@@ -124,7 +138,7 @@ def make_place() -> Iterator[Place]:
         DeploymentError: this user may make none.
     """
     name = f"inflight-faults-{secrets.token_hex(4)}"
-    command = ["unshare", "--mount", "sh", "-ec", _MOUNT]
+    command = ["unshare", "--mount", "sh", "-ec", _MOUNT, str(Path.cwd())]
     anchor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert anchor.stdout is not None

@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.figures import bars, level, panels
 from benchmarks.result import Result, Row
+from inflight.clock import now_ns
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.request import Request
@@ -69,8 +70,8 @@ class _Bench:
             SamplingParams(int(self._chance.integers(1, _OUTPUT))),
             priority=number % _PRIORITIES,
             client_id=str(number % _CLIENTS),
-            deadline_ns=time.time_ns() + 10**12,
-            arrival_ns=time.time_ns(),
+            deadline_ns=now_ns() + 10**12,
+            arrival_ns=now_ns(),
         )
         return Sequence(request, number, 0, _PROMPT + _OUTPUT, None, self._config.priority_aging_ns)
 

@@ -17,6 +17,7 @@ from benchmarks.checkpoints import SMALL, TINY, VOCAB
 from benchmarks.figures import legend_above, panels
 from benchmarks.result import Result
 from benchmarks.setting import Setting
+from inflight.clock import now_ns
 from inflight.engine.engine import Engine
 from inflight.engine.request import Request
 from inflight.engine.stats import process_memory
@@ -119,7 +120,7 @@ class _Soak:
         sampled = generator.random() < 0.5
         sampling = SamplingParams(int(generator.integers(1, 5)), temperature=1.0 if sampled else None, ignore_eos=True)
         late = generator.random() < 0.01
-        return Request(prompt, sampling, deadline_ns=time.time_ns() if late else None)
+        return Request(prompt, sampling, deadline_ns=now_ns() if late else None)
 
     def _check(self, left: set[int]) -> None:
         if left:

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import NamedTuple
 
+from inflight.clock import now_ns
 from inflight.engine.beam_search.group import BeamGroup, check_beams
 from inflight.engine.chunk import Chunk, count_chunks
 from inflight.engine.config import EngineConfig
@@ -224,7 +225,7 @@ class Engine:
 
     def _take_guided(self, guides: PendingGuides) -> None:
         """Put the requests whose guides are ready into the queue; end those whose guides are refused."""
-        for sequence, outcome in guides.take(time.time_ns()):
+        for sequence, outcome in guides.take(now_ns()):
             if isinstance(outcome, Output):
                 self._end(sequence, outcome)
             else:
@@ -333,7 +334,7 @@ class Engine:
             self._speculator.forget(sequence)
         del self._sequences[sequence.request.key]
         self.stats.kv_blocks_reused += sequence.metrics.reused_blocks
-        self.stats.count_end(sequence.metrics, time.time_ns())
+        self.stats.count_end(sequence.metrics, now_ns())
         output.metrics = sequence.metrics
         self._outputs.append(output)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from inflight.clock import now_ns
 from inflight.engine.request import Output, Request
 from inflight.engine.snapshot import Snapshot
 from inflight.engine.stats import EngineStats
@@ -97,7 +97,7 @@ class EngineLoop:
         """
         for request in requests:
             self._engine.validate(request)
-            request.arrival_ns = time.time_ns()
+            request.arrival_ns = now_ns()
         with self._changed:
             if self._closing:
                 raise ShuttingDown("the server is stopping")

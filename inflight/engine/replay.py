@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inflight.clock import now_ns
 from inflight.engine.config import EngineConfig
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.engine.snapshot import Snapshot, snapshot
@@ -53,7 +54,7 @@ class ReplayEngine:
     n tokens per request, the capacity is ``max_batch_size / (prefill_s + (n - 1) * step_s)`` requests per second.
     """
 
-    def __init__(self, config: EngineConfig, pace: Pace = Pace(), clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, config: EngineConfig, pace: Pace = Pace(), clock: Callable[[], int] = now_ns) -> None:
         """It reads only ``max_batch_size`` of ``config``; ``clock`` returns nanoseconds."""
         self._queue_ns, self._prefill_ns, self._step_ns = (
             round(1e9 * seconds) for seconds in (pace.queue_s, pace.prefill_s, pace.step_s)

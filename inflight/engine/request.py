@@ -1,19 +1,19 @@
 """The records that the stages and the engine exchange, Request and Output, and the checks of requests.
 
-The records know nothing of Triton, of text or of how the engine works. Times are ``time.time_ns()``.
+The records know nothing of Triton, of text or of how the engine works. Times are ``inflight.clock.now_ns()``.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import time
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 
+from inflight.clock import now_ns
 from inflight.engine.kvcache.retention import Retention
 from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams, asked_beside
@@ -56,7 +56,7 @@ class Request:
     lora: str | None = None
     """Name of the LoRA adapter to apply; None: the model as it is."""
     deadline_ns: int | None = None
-    """Absolute ``time.time_ns()``; past it the request ends with DEADLINE, or, before its first token, with
+    """Absolute ``inflight.clock.now_ns()``; past it the request ends with DEADLINE, or, before its first token, with
     DeadlineExceeded."""
     client_id: str = ""
     """Whose it is: with ``batching.fairness: client`` clients take turns. Requests without one are one client's."""
@@ -78,7 +78,7 @@ class Request:
 
     def begin(self) -> int:
         """Set when it was submitted, unless that is known, and its seed, which is drawn unless it asks for one."""
-        self.arrival_ns = self.arrival_ns or time.time_ns()
+        self.arrival_ns = self.arrival_ns or now_ns()
         self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
         return self.seed
 

@@ -11,11 +11,11 @@ key, whose tokens are computed again later.
 from __future__ import annotations
 
 import bisect
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
+from inflight.clock import now_ns
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
@@ -33,8 +33,8 @@ machine must not refuse prompts for ever."""
 class Scheduler:
     """Owns the waiting and the running sequences."""
 
-    def __init__(self, config: EngineConfig, cache: KvCacheManager, clock: Callable[[], int] = time.time_ns) -> None:
-        """``clock`` returns the time in nanoseconds, as ``time.time_ns`` does."""
+    def __init__(self, config: EngineConfig, cache: KvCacheManager, clock: Callable[[], int] = now_ns) -> None:
+        """``clock`` returns the time in nanoseconds, as ``now_ns`` does."""
         self._config = config
         self._clock = clock
         self._fair = config.fairness == "client"

@@ -7,7 +7,6 @@ request, and its forks, which come and go with it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inflight.clock import now_ns
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.prompt_outputs import PromptRecord
 from inflight.engine.request import (
@@ -161,7 +161,7 @@ class Sequence:
         self.served_tokens = max(self.served_tokens, table.num_computed)
         metrics = self.metrics
         if not metrics.first_scheduled_ns:
-            metrics.first_scheduled_ns = time.time_ns()
+            metrics.first_scheduled_ns = now_ns()
             metrics.reused_blocks = table.reused_blocks
             metrics.cached_tokens = min(table.cached_tokens, metrics.prompt_tokens)
 
@@ -238,7 +238,7 @@ class Sequence:
 
     def stamp(self) -> int:
         """Record that a token was sampled now; return when the one before was, in nanoseconds, 0 if there was none."""
-        metrics, now = self.metrics, time.time_ns()
+        metrics, now = self.metrics, now_ns()
         previous_ns, metrics.last_token_ns = metrics.last_token_ns, now
         if not metrics.first_token_ns:
             metrics.first_token_ns, metrics.prefill_steps = now, metrics.steps

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from inflight.clock import now_ns
 from inflight.errors import EngineFailure
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def snapshot(
 ) -> Snapshot:
     """Return a snapshot; ``requests``: each with its metrics and whether it waits, in the order of arrival."""
     known = sorted(requests, key=lambda one: one[2])
-    waiting, now = sum(waits for _, _, waits in known), time.time_ns()
+    waiting, now = sum(waits for _, _, waits in known), now_ns()
     described = tuple(describe(*one, now) for one in known[:MAX_REQUESTS])
     return Snapshot(stats.batch_size_limit, stats.steps, len(known) - waiting, waiting, described, kv_cache)
 

@@ -2,7 +2,7 @@
 
 What has happened is counted here. What the engine holds is an ``EngineState``, which the engine makes anew after each
 step. Any thread may read at any time. A metric family shows the attribute that its ``MetricFamily.source``
-in ``inflight.metrics`` names. Times of requests are ``time.time_ns()``; durations are seconds.
+in ``inflight.metrics`` names. Times of requests are ``inflight.clock.now_ns()``; durations are seconds.
 """
 
 from __future__ import annotations

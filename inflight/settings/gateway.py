@@ -60,7 +60,7 @@ class GatewaySettings(Section):
         "crashes; false: it ends with the error",
     )
     engine_wait_s: float = Field(
-        10,
+        30,
         ge=0,
         le=86_400,
         allow_inf_nan=False,

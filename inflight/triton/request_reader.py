@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast, get_type_hints
 
 import numpy as np
 
+from inflight.clock import now_ns
 from inflight.contract import ENGINE_INPUTS
 from inflight.engine.kvcache.retention import Retention, retention_of
 from inflight.engine.request import Request
@@ -221,7 +221,7 @@ def _deadline_ns(inputs: Inputs, row: int) -> int | None:
         return None
     if milliseconds < 1:
         raise InvalidRequest(f"deadline_ms is {milliseconds}; it must be at least 1")
-    return time.time_ns() + milliseconds * 1_000_000
+    return now_ns() + milliseconds * 1_000_000
 
 
 def _retention(inputs: Inputs, row: int, prompt_tokens: int) -> Retention:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from inflight.clock import now_ns
 from inflight.engine.request import FinishReason, Output, Request, check_request
 from inflight.engine.request_queue import RequestQueue
 from inflight.engine.sequence import Sequence
@@ -70,7 +71,7 @@ class TrtLlmEngine:
         """The newest iteration that was seen; another is progress."""
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, int] = {}
-        """When each of those that TensorRT-LLM has was handed to it, ``time.time_ns()``, by key."""
+        """When each of those that TensorRT-LLM has was handed to it, ``inflight.clock.now_ns()``, by key."""
         self._takes_turns = deployment.batching.fairness == "client"
         self._queue = RequestQueue(self._takes_turns)
         self._outputs: list[Output] = []
@@ -144,7 +145,7 @@ class TrtLlmEngine:
 
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""
-        request.arrival_ns = request.arrival_ns or time.time_ns()
+        request.arrival_ns = request.arrival_ns or now_ns()
         stop_strings = request.sampling.stop_strings
         stops = StopTextLimit(self._tokenizer, stop_strings) if stop_strings else None
         aging_ns = self._deployment.batching.priority_aging_ns
@@ -161,7 +162,7 @@ class TrtLlmEngine:
     def step(self) -> list[Output]:
         """Hand waiting requests over, and return what is new."""
         if not self._watchdog.dead:
-            for sequence in self._queue.take_expired(time.time_ns()):
+            for sequence in self._queue.take_expired(now_ns()):
                 self._end(sequence, sequence.expiry_output())
             self._admit()
             if self._running or not self._runtime.idle:
@@ -232,7 +233,7 @@ class TrtLlmEngine:
                 self._runtime.take_iterations()
             if not self._runtime.open:
                 self._watchdog.progress()
-            self._running[request.key] = time.time_ns()
+            self._running[request.key] = now_ns()
             self._charge(sequence)
             self._runtime.generate(request.key, partial(self._arguments_of, request))
 
@@ -286,7 +287,7 @@ class TrtLlmEngine:
         if sequence.stop_text is not None:
             output.text_limit = sequence.stop_text.finish()
         output.metrics = sequence.metrics
-        self.stats.count_end(sequence.metrics, time.time_ns())
+        self.stats.count_end(sequence.metrics, now_ns())
         del self._sequences[key]
         self._queue.remove(sequence)
         if key in self._running:

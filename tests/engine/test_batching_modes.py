@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight.clock import now_ns
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import Output
 from inflight.engine.sequence import Sequence
@@ -143,7 +143,7 @@ def test_the_loop_wakes_up_for_a_batch_that_is_not_full() -> None:
     loop = EngineLoop(engine, collect, max_queue_size=8)
     try:
         requests = [ask([5, 6, 7], 4), ask([8, 9], 4)]
-        submitted = time.time_ns()
+        submitted = now_ns()
         loop.submit(*requests)
         collect.wait(*requests)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight.clock import now_ns
 from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.errors import DeadlineExceeded, EngineFailure, InvalidRequest, UnsupportedFeature
@@ -59,20 +59,20 @@ def test_a_cancelled_search_has_the_beams_so_far(engine: Engine, count: int) -> 
 
 
 def test_a_deadline_ends_a_search_with_the_beams_so_far(engine: Engine) -> None:
-    request = ask(PROMPTS[0], 20, beam_width=3, deadline_ns=time.time_ns() + 10**12)
+    request = ask(PROMPTS[0], 20, beam_width=3, deadline_ns=now_ns() + 10**12)
     steps(engine, request, 4)
-    engine._scheduler._clock = lambda: time.time_ns() + 10**13
+    engine._scheduler._clock = lambda: now_ns() + 10**13
     try:
         output = finish(engine)[request.key]
     finally:
-        engine._scheduler._clock = time.time_ns
+        engine._scheduler._clock = now_ns
     assert output.finish_reason is FinishReason.DEADLINE
     assert output.beams is not None
     assert [len(beam.tokens) for beam in output.beams] == [4, 4, 4]
 
 
 def test_a_deadline_before_the_first_token_is_an_error(engine: Engine) -> None:
-    request = ask(PROMPTS[0], 20, beam_width=3, deadline_ns=time.time_ns() - 1)
+    request = ask(PROMPTS[0], 20, beam_width=3, deadline_ns=now_ns() - 1)
     engine.submit(request)
     output = finish(engine)[request.key]
     assert isinstance(output.error, DeadlineExceeded)

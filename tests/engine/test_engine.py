@@ -6,13 +6,13 @@ import json
 import random
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from inflight.clock import now_ns
 from inflight.engine.checkpoint import load_config
 from inflight.engine.engine import Engine
 from inflight.engine.loop import EngineLoop
@@ -96,17 +96,17 @@ def test_context_logits_come_with_one_output_only(engine: Engine) -> None:
 
 
 def test_deadlines(engine: Engine) -> None:
-    late = ask(PROMPT, 5, deadline_ns=time.time_ns() - 1)
+    late = ask(PROMPT, 5, deadline_ns=now_ns() - 1)
     output = run(engine, [late]).popitem()[1]
     assert isinstance(output.error, DeadlineExceeded)
-    running = ask(PROMPT, 400, deadline_ns=time.time_ns() + 10**12)
+    running = ask(PROMPT, 400, deadline_ns=now_ns() + 10**12)
     engine.submit(running)
     outputs = engine.step() + engine.step()
-    engine._scheduler._clock = lambda: time.time_ns() + 10**13
+    engine._scheduler._clock = lambda: now_ns() + 10**13
     try:
         outputs += finish(engine).values()
     finally:
-        engine._scheduler._clock = time.time_ns
+        engine._scheduler._clock = now_ns
     output = outputs[0]
     for more in outputs[1:]:
         output.extend(more)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
 import pytest
 
+from inflight.clock import now_ns
 from inflight.engine.chunk import Chunk
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
@@ -290,7 +290,7 @@ def test_a_request_can_be_cancelled_while_its_guide_is_compiled() -> None:
 def test_a_deadline_can_pass_while_a_guide_is_compiled() -> None:
     engine = _engine()
     with compiles_nothing(engine):
-        engine.submit(_guided("regex", "[ab]{3}", deadline_ns=time.time_ns() + 1))
+        engine.submit(_guided("regex", "[ab]{3}", deadline_ns=now_ns() + 1))
         [output] = finish(engine).values()
     assert isinstance(output.error, DeadlineExceeded)
 

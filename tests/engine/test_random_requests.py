@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from inflight.clock import now_ns
 from inflight.engine.engine import Engine
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import FinishReason, Output, Request
@@ -35,7 +35,7 @@ class Storm:
         chance, kind = self.chance, {}
         if chance.random() < 0.3:
             kind = {"temperature": 1.3, "top_p": 0.9, "seed": chance.randrange(4)}
-        late = time.time_ns() - 1 if chance.random() < 0.05 else None
+        late = now_ns() - 1 if chance.random() < 0.05 else None
         kind |= {"deadline_ns": late, "priority": chance.randint(0, 2), "log_probs": chance.random() < 0.2}
         self.sent.append(ask(chance.choice(prompts), chance.randint(1, 10), **kind))
         return self.sent[-1]

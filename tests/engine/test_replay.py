@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from inflight.clock import now_ns
 from inflight.engine.config import EngineConfig
 from inflight.engine.loop import EngineLoop
 from inflight.engine.replay import Pace, ReplayEngine
@@ -33,7 +33,7 @@ class Clock:
         return self.now_ns
 
 
-def _engine(max_batch_size: int = 8, pace: Pace = AT_ONCE, clock: Callable[[], int] = time.time_ns) -> ReplayEngine:
+def _engine(max_batch_size: int = 8, pace: Pace = AT_ONCE, clock: Callable[[], int] = now_ns) -> ReplayEngine:
     return ReplayEngine(EngineConfig(Path(), max_batch_size=max_batch_size), pace, clock)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import random
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight.clock import now_ns
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.replay import ReplayEngine
@@ -204,7 +204,7 @@ def test_ids_behind_the_end_of_a_text_are_refused() -> None:
 
 
 def test_its_deadline_ends_it_as_an_answer_that_has_begun() -> None:
-    request = ask(PROMPT, 12, deadline_ns=time.time_ns() - 1)
+    request = ask(PROMPT, 12, deadline_ns=now_ns() - 1)
     request.resumed_ids = [1, 2]
     output = run(_engine("roomy"), [request])[request.key]
     assert (output.finish_reason, output.error, output.tokens) == (FinishReason.DEADLINE, None, [])

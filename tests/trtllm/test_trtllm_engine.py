@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.clock import now_ns
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.replay import ReplayEngine
@@ -108,7 +109,7 @@ def test_trtllm_engine_priorities_deadlines_and_cancels(
     first, late, hopeless = (ask(prompt, max_tokens=40) for _ in range(3))
     urgent = ask(prompt, max_tokens=1000, ignore_eos=True)
     urgent.priority = 5
-    hopeless.deadline_ns = time.time_ns() + 50_000_000
+    hopeless.deadline_ns = now_ns() + 50_000_000
     order = []
     engine.submit(first)
     engine.step()
@@ -157,7 +158,7 @@ def test_a_deadline_after_the_first_token(
     set_fault(step_delay_s=0.02)
     engine = start(deployment())
     request = ask(prompt, max_tokens=500)
-    request.deadline_ns = time.time_ns() + 3600 * 10**9
+    request.deadline_ns = now_ns() + 3600 * 10**9
     engine.submit(request)
     outputs: list[Output] = []
     take_expired = engine._queue.take_expired

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from inflight.clock import now_ns
 from inflight.engine.request import FinishReason, Output
 from inflight.errors import EngineFailure, InvalidRequest
 from inflight.sampling import Guide
@@ -344,7 +345,7 @@ def test_what_ends_here_ends_in_tensorrt_llm(start: Start, prompt: list[int], se
     request = ask(
         prompt, max_tokens=1900, ignore_eos=True, stop_sequences=(tuple(output.tokens[2:5]),) if how == "stop" else ()
     )
-    request.deadline_ns = time.time_ns() + 300_000_000 if how == "deadline" else None
+    request.deadline_ns = now_ns() + 300_000_000 if how == "deadline" else None
     engine.submit(request)
     if how == "cancel":
         _until(lambda: engine._runtime._llm.running == 1, engine.step)

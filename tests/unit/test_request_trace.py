@@ -6,7 +6,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.clock import now_ns
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.errors import EngineFailure, InvalidRequest, as_told
 from inflight.logs import JsonFormatter, TextFormatter
@@ -260,11 +260,11 @@ def test_an_end_that_is_not_the_engines_is_refused() -> None:
 def test_streams_are_timed_apart_and_heartbeats_are_not_work() -> None:
     tracer = Tracer()
     postprocessor = TracedPostprocessor(FakePostprocessor(), tracer)  # type: ignore[arg-type]
-    moments = [time.time_ns()]
+    moments = [now_ns()]
     for key in (1, 2):
         postprocessor.postprocess(response(key, size=0))
         postprocessor.postprocess(response(key))
-        moments.append(time.time_ns())
+        moments.append(now_ns())
     span = TRACE.to_tensor(1)
     for key in (2, 1):
         postprocessor.postprocess(last(**response(key), trace_span=span))

@@ -18,6 +18,7 @@ LAYERS: dict[str, set[str]] = {
     # part of the package: the parts of the package that it may import
     "errors": set(),
     "addresses": set(),
+    "clock": set(),
     "resources": set(),
     "sampling": {"errors"},
     "contract": set(),
@@ -31,8 +32,9 @@ LAYERS: dict[str, set[str]] = {
     "manifest": {"errors", "machine", "settings"},
     "compiled_engine": {"errors", "settings"},
     "text": {"contract", "errors", "gguf", "inputs", "sampling", "settings"},
-    "engine": {"errors", "gguf", "metrics", "sampling", "settings", "text"},
+    "engine": {"clock", "errors", "gguf", "metrics", "sampling", "settings", "text"},
     "triton": {
+        "clock",
         "contract",
         "engine",
         "errors",
@@ -58,7 +60,7 @@ LAYERS: dict[str, set[str]] = {
         "settings",
         "shared_counters",
     },
-    "trtllm": {"contract", "engine", "errors", "manifest", "sampling", "settings", "text"},
+    "trtllm": {"clock", "contract", "engine", "errors", "manifest", "sampling", "settings", "text"},
     "client": {"addresses", "contract", "errors"},
     "gateway": {
         "addresses",

@@ -48,7 +48,7 @@ class RequestTrace:
     sampled: bool
     """Whether its spans are written; the first stage of the request decides."""
     start_ns: Annotated[int, Field(ge=0, lt=1 << 63)]
-    """``time.time_ns()`` of the arrival."""
+    """``inflight.clock.now_ns()`` of the arrival."""
     name: str
     """The server span's name."""
 

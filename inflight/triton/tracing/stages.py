@@ -8,13 +8,13 @@ line once the request is over.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inflight.clock import now_ns
 from inflight.engine.request import Output, RequestMetrics
 from inflight.errors import InvalidRequest, as_told, readable
 from inflight.settings.deployment import Deployment
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("inflight.requests")
 
 Times = tuple[int, int]
-"""Beginning and end, ``time.time_ns()``."""
+"""Beginning and end, ``inflight.clock.now_ns()``."""
 
 
 def make_tracer(deployment: Deployment) -> Tracer | None:
@@ -79,9 +79,9 @@ class TracedPreprocessor:
         """Return what the preprocessor returns, with each request's trace for the engine's stage."""
         if self._tracer is None and not self._level:
             return self._preprocessor.preprocess(requests)
-        began = time.time_ns()
+        began = now_ns()
         results = self._preprocessor.preprocess(requests)
-        ended = time.time_ns()
+        ended = now_ns()
         for request, result in zip(requests, results, strict=True):
             trace = self._trace(request, result, (began, ended), len(requests))
             if isinstance(result, Exception) and self._level:
@@ -145,7 +145,7 @@ class RequestTraces:
         elif through_tokenizer:
             trace, _ = _read_trace(TRACE_CONTEXT, arrays, "tokenizer")
         else:
-            trace = self._tracer.begin(parameters, _span_name("text_completion", self._deployment), time.time_ns())
+            trace = self._tracer.begin(parameters, _span_name("text_completion", self._deployment), now_ns())
         return TracedSender(sender, request_id, trace, through_tokenizer, self._tracer, self._level)
 
 
@@ -162,11 +162,11 @@ class TracedSender:
     _level: int
     """The level at which the request is logged; 0: it is not."""
     _ended: list[_Ended] = field(default_factory=list)
-    _began_ns: int = field(default_factory=time.time_ns)
+    _began_ns: int = field(default_factory=now_ns)
 
     def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
         """Take note of a sequence's end, in the engine's thread, before it is sent."""
-        self._ended.append(_Ended(subrequest, output, time.time_ns()))
+        self._ended.append(_Ended(subrequest, output, now_ns()))
 
     def send(self, arrays: Arrays, final: bool) -> None:
         """Send a response; a sequence's last one carries the trace to the detokenizer."""
@@ -233,7 +233,7 @@ class TracedSender:
             for name, times in phases(metrics, ended.at_ns).items():
                 self._tracer.child(self._trace, name, *times, attributes[name] | which)
         if end.error or not self._ends_in_detokenizer:
-            self._tracer.end(self._trace, end, time.time_ns())
+            self._tracer.end(self._trace, end, now_ns())
 
     def _write_line(self, end: SpanEnd) -> None:
         """Log the request, with the sum of its sequences' tokens and the longest of their times."""
@@ -249,7 +249,7 @@ class TracedSender:
             **{name: self._total(name) for name in ("prompt_tokens", "cached_tokens", "generated_tokens")},
             **({"resumed_tokens": resumed} if (resumed := self._total("resumed_tokens")) else {}),
             **longest,
-            "total_ms": _milliseconds(self._began_ns, time.time_ns()),
+            "total_ms": _milliseconds(self._began_ns, now_ns()),
         }
         log.log(self._level, "request finished", extra=fields)
 
@@ -306,7 +306,7 @@ class TracedPostprocessor:
         Raises:
             InvalidRequest: the trace is not what the engine's stage sends.
         """
-        began = time.time_ns()
+        began = now_ns()
         try:
             outputs = self._postprocessor.postprocess(arrays, request_id)
         except Exception as error:
@@ -318,7 +318,7 @@ class TracedPostprocessor:
         return outputs
 
     def _record_work(self, arrays: Mapping[str, np.ndarray], began: int, failed: SpanEnd | None = None) -> None:
-        key, ended = int(arrays["stream_key"].flat[0]), time.time_ns()
+        key, ended = int(arrays["stream_key"].flat[0]), now_ns()
         work = self._work.pop(key, None) or _Work(began)
         work.busy_ns += ended - began
         work.calls += 1

@@ -265,3 +265,11 @@ def test_prometheus_of_compose_finds_each_replica_by_its_name() -> None:
         }
         for name in replicas
     ]
+
+
+def test_one_page_of_all_parts_is_taken_by_two_jobs_without_a_family_twice() -> None:
+    jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    rules = {job["job_name"]: job.get("metric_relabel_configs") for job in jobs}
+    gateway = {"source_labels": ["__name__"], "regex": "inflight_gateway_.+"}
+    assert rules["inflight"] == [{**gateway, "action": "drop"}]
+    assert rules["inflight-gateway"] == [{**gateway, "action": "keep"}]

@@ -294,10 +294,15 @@ class DoorProcess:
         )
 
     def _serves(self) -> bool:
-        """Return whether Envoy is ready, and answers by its table of routes."""
+        """Return whether Envoy is ready, and, at the first start, whether it answers by its table of routes.
+
+        Later clients may hold all of its connections at once.
+        """
+        address, tls = self.addresses[0], self._deployment.door.tls
         try:
-            tls = self._deployment.door.tls
-            return self._ask("/ready")[0] == 200 and says_that_it_lives(self.addresses[0], tls, _ADMIN_TIMEOUT_S)
+            if self._ask("/ready")[0] != http.client.OK:
+                return False
+            return self._answered.is_set() or says_that_it_lives(address, tls, _ADMIN_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             return False
 

@@ -50,7 +50,7 @@ def test_a_door_that_hangs_is_killed_and_starts_again(monkeypatch: pytest.Monkey
     with door(hang_timeout_s=2) as running:
         first = running.process.process
         first.send_signal(signal.SIGSTOP)
-        assert wait_until(lambda: running.process.restarts == 1, within_s=120)
+        assert wait_until(lambda: running.process.restarts >= 1, within_s=120)
         assert first.poll() == -signal.SIGKILL
 
         def serves() -> bool:

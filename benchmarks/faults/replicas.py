@@ -1,4 +1,4 @@
-"""Two servers behind one Envoy, as `docs/door.md` sets them up, each in a place of its own."""
+"""Two servers, each in a place of its own, behind one Envoy that reads what `inflight door` writes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _envoy(replicas: Sequence[Served]) -> Iterator[str]:
     deployment = load_deployment(DEMO)
     with TemporaryDirectory(prefix="inflight-replicas-") as name:
         folder = Path(name)
-        upstreams = [Upstreams(one.http, one.grpc, one.gateway, one.http) for one in replicas]
+        upstreams = [Upstreams(one.http, one.grpc, one.gateway, None) for one in replicas]
         write_configuration(folder, deployment, upstreams, [address])
         command = [str(envoy_path()), "--config-path", str(folder / CONFIGURATION), "--disable-hot-restart"]
         with (folder / "log").open("w") as log:

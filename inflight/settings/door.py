@@ -151,7 +151,7 @@ class DoorSettings(Section):
     access_log: Path | None = Field(
         None,
         description="file that gets a line of JSON for each request, without prompts and keys; `-`: standard output; "
-        "null: none",
+        "null: none. The file grows until it is rotated, by logrotate's `copytruncate` for example",
     )
     retries: int = Field(
         14,

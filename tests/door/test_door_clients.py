@@ -22,11 +22,14 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from inflight.errors import DeploymentError
 from inflight.serve.door import DoorProcess, Upstreams
+from inflight.settings.api_keys import Stamp, stamp_of
 from tests.door.support.certificates import make_authority, make_certificate
 from tests.door.support.doors import Answer, Door, deployment_with, door, read_answer
 from tests.support.waiting import wait_until
 
 KEY, OTHER = "sk-first", "sk-second"
+KEPT = "goes on with what it has"
+"""What the log says of a file that cannot be used."""
 
 
 def as_bearer(text: str) -> str:
@@ -80,15 +83,25 @@ def test_a_browsers_question_before_a_request_needs_no_key(keyed: tuple[Door, Pa
     assert running.ask("OPTIONS", "/v1/chat/completions").status == 404
 
 
-def test_keys_are_read_again_and_a_broken_file_changes_nothing(keyed: tuple[Door, Path]) -> None:
+def test_keys_are_read_again_and_a_broken_file_changes_nothing(
+    keyed: tuple[Door, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     running, file = keyed
     file.write_text(f"{OTHER}\n")
     assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(OTHER)).status == 200)
     assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(KEY)).status == 401)
     file.write_text("two words\n")
-    time.sleep(1.5)  # it looks each second
+    assert wait_until(lambda: KEPT in caplog.text)
+    assert running.ask("GET", "/v2", as_bearer(OTHER)).status == 200
+    looks: list[Path] = []
+
+    def look(path: Path) -> Stamp:
+        looks.append(path)
+        return stamp_of(path)
+
     file.unlink()
-    time.sleep(1.5)
+    monkeypatch.setattr("inflight.serve.door.stamp_of", look)
+    assert wait_until(lambda: len(looks) > 1)  # the first look has ended
     assert running.ask("GET", "/v2", as_bearer(OTHER)).status == 200
     file.write_text(f"{KEY}\n")
     assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(KEY)).status == 200)
@@ -163,7 +176,7 @@ def ask_by_tls(port: int, authority: Path, certificate: tuple[Path, Path] | None
         return read_answer(wrapped)
 
 
-def test_tls_serves_both_versions_and_new_certificates(tmp_path: Path) -> None:
+def test_tls_serves_both_versions_and_new_certificates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority, other = make_authority(tmp_path / "first"), make_authority(tmp_path / "second")
     certificate, key = make_certificate(authority, "server")
     with door(tls={"certificate": certificate, "private_key": key}) as running:
@@ -172,7 +185,7 @@ def test_tls_serves_both_versions_and_new_certificates(tmp_path: Path) -> None:
         assert code_of(running.ports[1], credentials=trusted) == grpc.StatusCode.OK
         assert running.ask("GET", "/v1/models").status == 0
         key.write_text("not a key")
-        time.sleep(1.5)  # it looks each second
+        assert wait_until(lambda: KEPT in caplog.text)
         assert ask_by_tls(running.port, authority).status == 200
         for new, old in zip(make_certificate(other, "server"), (certificate, key), strict=True):
             shutil.move(new, old)

@@ -120,6 +120,10 @@ def test_a_client_that_takes_nothing_loses_its_connection() -> None:
         assert received < 50_000_000
 
 
+GET, POST = b"\x82\x86\x04\x03/v2\x01\x01a", b"\x83\x86\x04\x0c/v1/messages\x01\x01a"
+"""The headers of a request, of `/v2` and of `/v1/messages`, by HPACK without a dictionary."""
+
+
 def read_to_end(connection: socket.socket) -> None:
     """Read until the door closes the connection."""
     while connection.recv(1 << 16):
@@ -136,13 +140,16 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
         b"".join(frame(6, 0, 0, b"12345678") for _ in range(50_000)),  # PING
         b"".join(frame(4, 0, 0) for _ in range(50_000)),  # SETTINGS
         b"".join(frame(2, 0, 1, b"\0\0\0\0\0") for _ in range(50_000)),  # PRIORITY
-        # GET /v2 by HPACK without a dictionary, and RST_STREAM at once
         b"".join(
-            frame(1, 5, stream, b"\x82\x86\x04\x03/v2\x01\x01a") + frame(3, 0, stream, b"\0\0\0\x08")
+            frame(1, 5, stream, GET) + frame(3, 0, stream, b"\0\0\0\x08")  # RST_STREAM
             for stream in range(1, 20_001, 2)
         ),
+        # The headers of one request, which CONTINUATION goes on with and never ends
+        frame(1, 1, 1, GET) + b"".join(frame(9, 0, 1, b"\0\x01a\x01b") for _ in range(50_000)),
+        # POST without an end, and empty DATA
+        frame(1, 4, 1, POST) + b"".join(frame(0, 0, 1) for _ in range(50_000)),
     ],
-    ids=["ping", "settings", "priority", "reset"],
+    ids=["ping", "settings", "priority", "reset", "continuation", "data"],
 )
 def test_floods_of_http2_end_their_connection_and_nothing_else(plain: Door, flood: bytes) -> None:
     process = plain.process.process.pid

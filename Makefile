@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,door,load,build,dev
 
-.PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test image-locks gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test image-locks door-files gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -90,6 +90,12 @@ contract:
 TORCH ?= https://download.pytorch.org/whl/cpu/torch/
 image-locks:
 	@$(PYTHON) scripts/lock_images.py --torch $(TORCH)
+
+# What the Envoy of the profile `replicas` reads, after a change of the door.
+door-files:
+	$(SETUP)
+	$(BIN)/inflight door deployments/demo --host 0.0.0.0 --replica replica-1:8000:8001:8080 \
+		--replica replica-2:8000:8001:8080 --write docker/replicas --seen-as /etc/inflight
 
 # make dashboards RUNBOOKS=https://wiki.example/runbooks
 dashboards:

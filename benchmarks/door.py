@@ -114,7 +114,7 @@ def _before(served: Served) -> Iterator[tuple[DoorProcess, _Behind]]:
     update = {"server": ports, "gateway": gateway, "door": DoorSettings(enabled=True)}
     own = f"{served.server.settings.host}:{served.server.settings.http_port}"
     upstreams = Upstreams(own, served.grpc, served.url.removeprefix("http://"), own)
-    process = DoorProcess(served.server.directory, deployment.model_copy(update=update), upstreams)
+    process = DoorProcess(deployment.model_copy(update=update), upstreams)
     process.check()
     process.start()
     try:

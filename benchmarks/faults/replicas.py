@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,8 +19,7 @@ from inflight.addresses import read_directly
 from inflight.errors import EngineFailure
 from inflight.resources import DEMO
 from inflight.serve.door import Upstreams, envoy_path
-from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
-from inflight.serve.envoy.values import ROUTES
+from inflight.serve.envoy.files import CONFIGURATION, write_configuration
 from inflight.serve.server import free_ports
 from inflight.settings.deployment import load_deployment
 
@@ -98,10 +96,8 @@ def _envoy(replicas: Sequence[Served]) -> Iterator[str]:
     with TemporaryDirectory(prefix="inflight-replicas-") as name:
         folder = Path(name)
         upstreams = [Upstreams(one.http, one.grpc, one.gateway, one.http) for one in replicas]
-        (folder / f"{ROUTES}.json").write_text(json.dumps(discovered(routes(deployment, upstreams))))
-        configuration = folder / "envoy.json"
-        configuration.write_text(json.dumps(bootstrap(deployment, upstreams, [address], folder)))
-        command = [str(envoy_path()), "--config-path", str(configuration), "--disable-hot-restart"]
+        write_configuration(folder, deployment, upstreams, [address])
+        command = [str(envoy_path()), "--config-path", str(folder / CONFIGURATION), "--disable-hot-restart"]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -32,6 +32,7 @@ RETRY_AFTER_S = 1
 _FAULT = "the server failed to serve this request; its log says why"
 STOPPING = "the server is stopping"
 _AWAY = "the engine is not ready; it starts, restarts or stops"
+_CRASHED_AGAIN = "the engine broke under this request again and again, and it is not sent to it once more"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: OVERLOADED}
 
 
@@ -83,6 +84,12 @@ def away(message: str = _AWAY) -> ApiError:
     """Return the error of a server that cannot take a request now: 503 with ``Retry-After``; another may take it."""
     headers = {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
     return ApiError(503, message, code="server_unavailable", headers=headers)
+
+
+def crashed_again() -> ApiError:
+    """Return the error of a request under which the engine broke again and again: 500; it may be what breaks it."""
+    headers = {"x-should-retry": "false"}
+    return ApiError(500, _CRASHED_AGAIN, code="engine_failure", headers=headers)
 
 
 def internal() -> ApiError:

@@ -18,6 +18,7 @@ from typing import Protocol
 from inflight.client.errors import ServerUnreachable
 from inflight.errors import DeadlineExceeded, InflightError, NotFound, QueueFull
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.gateway.errors import crashed_again
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.readiness import Readiness
@@ -65,7 +66,7 @@ class ResumingEngine:
 
         Raises:
             InflightError: the engine's error; or how it broke away, where the request cannot go on.
-            ApiError: 503: the engine was away, and has not come back in time.
+            ApiError: 503: the engine was away, and has not come back in time. 500: it broke away again and again.
         """
         answer = _Answer(request)
         if not await self._readiness.comes(answer.patience_s(self._resumption.wait_s)) and not answer.is_late:
@@ -108,7 +109,7 @@ class ResumingEngine:
         why_not = await self._why_not(answer)
         if why_not:
             self._metrics.resumed(why_not)
-            raise error
+            raise crashed_again() if why_not == "crashed_again" else error
 
     async def _why_not(self, answer: _Answer) -> str | None:
         """Wait for the engine, and return why the request cannot go on; None: it can."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import logging
 import os
-import socket
 import subprocess
 import tempfile
 import threading
@@ -20,10 +19,19 @@ from pathlib import Path
 
 from inflight.errors import DeploymentError
 from inflight.serve import shields
-from inflight.serve.envoy.bootstrap import ADMIN_SOCKET, discovered, public_addresses, routes
-from inflight.serve.envoy.files import CONFIGURATION, named_files, resource, write_configuration, write_private
+from inflight.serve.envoy.admin import REFUSALS, ask, refusals, says_that_it_lives
+from inflight.serve.envoy.bootstrap import public_addresses
+from inflight.serve.envoy.files import (
+    ADMIN_SOCKET,
+    CONFIGURATION,
+    named_files,
+    resource,
+    write_configuration,
+    write_routes,
+    write_secret,
+)
 from inflight.serve.envoy.metrics import metrics
-from inflight.serve.envoy.values import ROUTES, Upstreams
+from inflight.serve.envoy.values import Upstreams
 from inflight.serve.log import keep
 from inflight.serve.processes import in_words
 from inflight.serve.scratch import temporary_directory
@@ -43,6 +51,9 @@ WELL_S = 60
 """Serving for so long ends a row."""
 FILES_LOOK_S = 1.0
 """Seconds between two looks at the files of keys and certificates."""
+_PROBE_S = _PROBE_TIMEOUT_S = 1.0
+"""Seconds between two looks whether it still answers, and those that an answer may take. However long a look took, no
+more than both count: where the whole machine stands still, Envoy is not at fault."""
 _END_S = 5
 _LOOK_S, _ADMIN_TIMEOUT_S = 0.05, 5.0
 _CORES_PER_THREAD = 4
@@ -52,14 +63,13 @@ _LAST_LINES = 5
 class DoorProcess:
     """The Envoy of one deployment. A thread of its own keeps it running, from ``start`` to ``stop``."""
 
-    def __init__(self, directory: Path, deployment: Deployment, *replicas: Upstreams) -> None:
+    def __init__(self, deployment: Deployment, *replicas: Upstreams) -> None:
         """
         Args:
-            directory: of the deployment.
             deployment: with the command's overrides; its ports are the public ones.
             replicas: the servers that take the requests; of several, those that are ready do so by turns.
         """
-        self._directory, self._deployment, self._replicas = directory, deployment, replicas
+        self._deployment, self._replicas = deployment, replicas
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._thread: threading.Thread | None = None
@@ -67,6 +77,8 @@ class DoorProcess:
         """Whether it has ever served; whether it has, or never will; whether it is to end."""
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
         """Of the files, by the name of what they make, as they were last read."""
+        self._refusals: dict[str, int] = {}
+        """What the running Envoy could not use of its files, as it was last told."""
         self._error = ""
         self.restarts = 0
         """New starts so far."""
@@ -146,9 +158,7 @@ class DoorProcess:
         It returns once Envoy does so, or has not done so within some seconds.
         """
         before, deadline = self._tables_read(), time.monotonic() + _ADMIN_TIMEOUT_S
-        write_private(
-            self.folder / f"{ROUTES}.json", discovered(routes(self._deployment, self._replicas, draining=True))
-        )
+        write_routes(self.folder, self._deployment, self._replicas, draining=True)
         while self.runs and self._tables_read() == before and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
@@ -202,7 +212,7 @@ class DoorProcess:
         """
         stamps = self._stamps_of(name)
         if stamps != self._stamps.get(name):
-            write_private(self.folder / f"{name}.json", discovered(resource(self._deployment, name)))
+            write_secret(self.folder, self._deployment, name)
             self._stamps[name] = stamps
 
     def _keep(self) -> None:
@@ -230,28 +240,52 @@ class DoorProcess:
 
     def _run_once(self) -> str:
         """Start the process and wait until it has ended; return how, in words."""
+        self._refusals = {}
         try:
             self._spawn()
         except (DeploymentError, OSError) as error:
             return f"could not be started: {error}"
-        began = looked = time.monotonic()
-        ready = False
-        while self.process.poll() is None and not self._stopping.wait(_LOOK_S):
-            now = time.monotonic()
-            if not ready and self._serves():
-                ready = True
-                self._answered.set()
-                self._tried.set()
-            if not ready and now - began >= START_S:
-                self._end()
-                return f"did not serve within {START_S} s{self._said()}"
-            if now - looked >= FILES_LOOK_S:
-                looked = now
-                self._look_at_files()
+        if (wrong := self._watch_start() or self._watch()) is not None:
+            self.process.kill()
+            self.process.wait()
+            return f"{wrong}{self._said()}"
         if self._stopping.is_set():
             return self._end()
         code = self.process.returncode
         return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
+
+    def _goes_on(self) -> bool:
+        """Return, a moment later, whether the process runs and is to go on."""
+        return self.process.poll() is None and not self._stopping.wait(_LOOK_S)
+
+    def _watch_start(self) -> str | None:
+        """Wait until it serves; return what is wrong, if it never does though its process runs."""
+        began = time.monotonic()
+        while self._goes_on():
+            if self._serves():
+                self._answered.set()
+                self._tried.set()
+                return None
+            if time.monotonic() - began >= START_S:
+                return f"did not serve within {START_S} s"
+        return None
+
+    def _watch(self) -> str | None:
+        """Look after it until it ends; return what is wrong, if it has to be killed."""
+        limit_s = self._deployment.server.hang_timeout_s
+        silent_s, probed, looked = 0.0, time.monotonic(), time.monotonic()
+        while self._goes_on():
+            now = time.monotonic()
+            if now - looked >= FILES_LOOK_S:
+                looked = now
+                self._look_at_files()
+            if now - probed >= _PROBE_S:
+                answers = self._answers()
+                silent_s = 0.0 if answers else silent_s + min(time.monotonic() - probed, _PROBE_S + _PROBE_TIMEOUT_S)
+                probed = time.monotonic()
+            if limit_s is not None and silent_s >= limit_s:
+                return f"has not answered for {limit_s:g} s"
+        return None
 
     def _look_at_files(self) -> None:
         """Read again the files that have changed. What cannot be used leaves things as they are, and is told once."""
@@ -281,32 +315,32 @@ class DoorProcess:
         )
 
     def _serves(self) -> bool:
-        """Return whether Envoy is ready and takes connections."""
+        """Return whether Envoy is ready, and, at the first start, whether it answers by its table of routes.
+
+        Later clients may hold all of its connections at once.
+        """
+        address, tls = self.addresses[0], self._deployment.door.tls
         try:
-            if self._ask("/ready")[0] != 200:
+            if self._ask("/ready")[0] != http.client.OK:
                 return False
-            host, _, port = self.addresses[0].rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), _ADMIN_TIMEOUT_S).close()
+            return self._answered.is_set() or says_that_it_lives(address, tls, _ADMIN_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             return False
+
+    def _answers(self) -> bool:
+        """Return whether Envoy answers, and tell once what it says that it could not use."""
+        try:
+            told = refusals(self._ask(REFUSALS, _PROBE_TIMEOUT_S)[1])
+        except (OSError, http.client.HTTPException):
+            return False
+        for name, count in told.items():
+            if count > self._refusals.get(name, 0):
+                log.error("Envoy cannot use its new %s and goes on with what it has%s", name, self._said())
+        self._refusals = told
         return True
 
     def _ask(self, path: str, timeout_s: float = _ADMIN_TIMEOUT_S) -> tuple[int, str]:
-        """Return the status and the text with which Envoy's administration answers.
-
-        Raises:
-            OSError, http.client.HTTPException: it does not answer.
-        """
-        connection = http.client.HTTPConnection("door", timeout=timeout_s)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        try:
-            connection.sock.settimeout(timeout_s)
-            connection.sock.connect(str(self.folder / ADMIN_SOCKET))
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        return ask(self.folder / ADMIN_SOCKET, path, timeout_s)
 
     def _end(self) -> str:
         """End the process: SIGTERM, then SIGKILL. Return how it ended."""

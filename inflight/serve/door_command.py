@@ -51,7 +51,7 @@ def door(
         replicas = [_replica(one) for one in replica]
         deployment = _with_door(load_deployment(directory), host)
         if write is None:
-            _run(directory, deployment, replicas)
+            _run(deployment, replicas)
         else:
             write.mkdir(parents=True, exist_ok=True)
             addresses = public_addresses(deployment, address_of(deployment.server.host))
@@ -81,9 +81,9 @@ def _replica(text: str) -> Upstreams:
     return Upstreams(f"{host}:{http}", f"{host}:{grpc}", f"{host}:{gateway or http}", None)
 
 
-def _run(directory: Path, deployment: Deployment, replicas: list[Upstreams]) -> None:
+def _run(deployment: Deployment, replicas: list[Upstreams]) -> None:
     """Run the door until a signal asks it to stop; then requests are refused, and those that run have their time."""
-    process, asked = DoorProcess(directory, deployment, *replicas), threading.Event()
+    process, asked = DoorProcess(deployment, *replicas), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     sweep()

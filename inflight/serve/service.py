@@ -48,7 +48,7 @@ class Service:
         self.gateway = GatewayProcess(directory, inner, ports[1]) if inner.gateway.enabled else None
         self._supervisor = Supervisor(self.server, whole, self.status, ports[0])
         self._status_server = self._make_status_server()
-        self._door = self._make_door(directory)
+        self._door = self._make_door()
 
     def start(self, on_wait: Callable[[], None]) -> None:
         """Start all parts, and wait until a token has been generated; ``on_wait`` is called meanwhile.
@@ -136,13 +136,13 @@ class Service:
     def _door_page(self) -> str | None:
         return self._door.metrics(SOURCE_S) if self._door is not None and self._door.runs else None
 
-    def _make_door(self, directory: Path) -> DoorProcess | None:
+    def _make_door(self) -> DoorProcess | None:
         if not self.deployment.door.enabled or self._status_server is None:
             return None
         inner = self.server.settings
         gateway = None if self.gateway is None else self.gateway.address
         http, grpc = (f"{_INSIDE}:{port}" for port in (inner.http_port, inner.grpc_port))
-        return DoorProcess(directory, self.deployment, Upstreams(http, grpc, gateway, self._status_server.address))
+        return DoorProcess(self.deployment, Upstreams(http, grpc, gateway, self._status_server.address))
 
 
 def behind_the_door(deployment: Deployment) -> Deployment:

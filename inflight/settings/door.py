@@ -157,8 +157,8 @@ class DoorSettings(Section):
         14,
         ge=0,
         le=100,
-        description="how often a request that has had no byte of an answer is sent again, after 0.25 s to 2 s each; 14 "
-        "bridge a restart of about ten seconds",
+        description="how often a server that is away is tried for a request, after 0.25 s to 2 s each; 14 bridge a "
+        "restart of about ten seconds",
     )
     max_body_bytes: int = Field(
         32 << 20, ge=1024, le=1 << 30, description="bytes of a request's body; a stream of gRPC as a whole has no limit"

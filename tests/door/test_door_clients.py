@@ -23,7 +23,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from inflight.errors import DeploymentError
 from inflight.serve.door import DoorProcess, Upstreams
 from tests.door.support.certificates import make_authority, make_certificate
-from tests.door.support.doors import DEMO, Answer, Door, deployment_with, door, read_answer
+from tests.door.support.doors import Answer, Door, deployment_with, door, read_answer
 from tests.support.waiting import wait_until
 
 KEY, OTHER = "sk-first", "sk-second"
@@ -222,4 +222,4 @@ def test_files_that_cannot_be_used_stop_the_start(
     deployment = deployment_with(**settings)
     located = deployment.model_copy(update={"door": deployment.door.located(lambda path: tmp_path / path)})
     with pytest.raises(DeploymentError, match=message):
-        DoorProcess(DEMO, located, Upstreams("127.0.0.1:1", "127.0.0.1:2", None, None)).check()
+        DoorProcess(located, Upstreams("127.0.0.1:1", "127.0.0.1:2", None, None)).check()

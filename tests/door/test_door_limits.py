@@ -35,6 +35,7 @@ def test_a_message_of_a_unary_call_is_bounded(plain: Door) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{plain.port}") as channel, pytest.raises(grpc.RpcError) as raised:
         GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(raw_input_contents=[b"x" * 200_000]))
     assert raised.value.details() == "the request's body is too large"
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("headers", [["a: " + "x" * 9000], [f"a{number}: 1" for number in range(60)]])

@@ -95,6 +95,8 @@ def test_all_else_is_refused_by_the_door_itself(plain: Door, method: str, path: 
         (b"GET /v2#x HTTP/1.1\r\nhost: a\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.0\r\nhost: a\r\n\r\n", 426),
         (b"GET /v2 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nhost: user@a\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.1\r\nhost: a\r\nbad header: b\r\n\r\n", 400),
         (
             b"POST /score HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",

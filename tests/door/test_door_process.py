@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,10 +18,10 @@ import pytest
 from inflight.errors import DeploymentError
 from inflight.serve.door import DoorProcess, Upstreams, envoy_path
 from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
-from inflight.serve.envoy.files import named_files
-from inflight.serve.envoy.values import ROUTES
+from inflight.serve.envoy.files import named_files, write
+from inflight.serve.envoy.values import KEYS, ROUTES, typed
 from inflight.settings.deployment import validate
-from tests.door.support.doors import DEMO, Recorder, deployment_with, door
+from tests.door.support.doors import Recorder, deployment_with, door
 from tests.support.waiting import wait_until
 
 ONE = Upstreams("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")
@@ -44,11 +45,50 @@ def test_a_door_that_is_killed_starts_again() -> None:
         assert "inflight_door_restarts_total 1" in running.process.metrics()
 
 
-def test_its_files_are_private_and_go_with_it() -> None:
+def test_a_door_that_hangs_is_killed_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.serve.door._PROBE_TIMEOUT_S", 0.2)
+    with door(hang_timeout_s=2) as running:
+        first = running.process.process
+        first.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: running.process.restarts >= 1, within_s=120)
+        assert first.poll() == -signal.SIGKILL
+
+        def serves() -> bool:
+            with contextlib.suppress(OSError):
+                return running.ask("GET", "/v2").status == 200
+            return False
+
+        assert wait_until(serves)
+
+
+UNUSABLE = typed(
+    "config.route.v3.RouteConfiguration",
+    name=ROUTES,
+    virtual_hosts=[{"name": "all", "domains": ["*"], "routes": [{"match": {"safe_regex": {"regex": "("}}}]}],
+)
+
+
+def test_routes_that_envoy_cannot_use_are_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.serve.envoy.files.routes", lambda *_: UNUSABLE)
+    monkeypatch.setattr("inflight.serve.door.START_S", 3)
+    with pytest.raises(DeploymentError, match="did not serve"), door():
+        pass
+
+
+def test_routes_that_envoy_cannot_use_later_change_nothing_and_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with door() as running:
+        write(running.process.folder / f"{ROUTES}.json", discovered(UNUSABLE))
+        assert wait_until(lambda: "Envoy cannot use its new http.http" in caplog.text)
+        assert running.ask("GET", "/v2").status == 200
+
+
+def test_its_files_are_private_and_go_with_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-secret\n")
+    with door(api_keys_file=keys) as running:
         folder = running.process.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(file.stat().st_mode) & 0o077 for file in folder.glob("*.json")} == {0}
+        assert stat.S_IMODE((folder / f"{KEYS}.json").stat().st_mode) == 0o600
         process = running.process.process
     assert not folder.exists()
     assert process.returncode is not None
@@ -56,7 +96,7 @@ def test_its_files_are_private_and_go_with_it() -> None:
 
 def test_a_busy_port_is_told_before_the_start() -> None:
     deployment = deployment_with()
-    process = DoorProcess(DEMO, deployment, ONE)
+    process = DoorProcess(deployment, ONE)
     with (
         socket.create_server(("127.0.0.1", deployment.gateway.port)),
         pytest.raises(DeploymentError, match="choose another --gateway-port"),
@@ -69,7 +109,7 @@ def test_the_access_log_has_no_prompts_and_no_keys(tmp_path: Path) -> None:
     keys.write_text("sk-secret\n")
     with door(access_log=file, api_keys_file=keys) as running:
         running.ask("POST", "/v1/messages?key=sk-secret", "authorization: Bearer sk-secret", body=b'{"a": "my prompt"}')
-    (line,) = file.read_text().splitlines()
+    *_, line = file.read_text().splitlines()  # behind those of the door's own look at /live
     told = json.loads(line)
     assert (told["method"], told["path"], told["status"], told["server"]) == ("POST", "/v1/messages", 200, "gateway")
     assert told["bytes_received"] == 18
@@ -131,7 +171,7 @@ def test_envoy_finds_every_configuration_valid(
 ) -> None:
     deployment = deployment_with(**settings)
     file = tmp_path / "envoy.json"
-    file.write_text(json.dumps(bootstrap(deployment, replicas, ["127.0.0.1:1", "[::1]:2"], tmp_path)))
+    file.write_text(json.dumps(bootstrap(deployment, replicas, ["127.0.0.1:1", "[::1]:2"], tmp_path, tmp_path / "s")))
     (tmp_path / f"{ROUTES}.json").write_text(json.dumps(discovered(routes(deployment, replicas))))
     for name in named_files(deployment):
         (tmp_path / f"{name}.json").write_text('{"resources": []}')

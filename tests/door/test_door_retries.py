@@ -77,7 +77,7 @@ def test_a_stream_of_grpc_waits_too(breaking: Door) -> None:
     assert (stream.end().received, stream.error) == (len(PIECES) + 1, None)
 
 
-def test_a_stream_of_grpc_without_a_byte_is_sent_again(breaking: Door) -> None:
+def test_a_stream_of_grpc_that_the_server_has_got_is_not_sent_to_it_again(breaking: Door) -> None:
     before = len(breaking.grpc.requests)
     breaking.grpc.faults = Faults(first_delay=1)
     stream = Stream(breaking)
@@ -85,8 +85,9 @@ def test_a_stream_of_grpc_without_a_byte_is_sent_again(breaking: Door) -> None:
     breaking.grpc.faults = Faults()
     breaking.relays["grpc"].cut()
     breaking.relays["grpc"].open()
-    assert (stream.end().received, stream.error) == (len(PIECES) + 1, None)
-    assert len(breaking.grpc.requests) == before + 2
+    assert isinstance(stream.end().error, grpc.RpcError)
+    assert stream.error.code() == grpc.StatusCode.UNAVAILABLE
+    assert len(breaking.grpc.requests) == before + 1
 
 
 def test_a_stream_of_grpc_that_has_begun_is_not(breaking: Door) -> None:
@@ -102,11 +103,15 @@ def test_a_stream_of_grpc_that_has_begun_is_not(breaking: Door) -> None:
     assert len(breaking.grpc.requests) == before + 1
 
 
-def test_a_request_whose_connection_breaks_is_sent_again(breaking: Door) -> None:
-    before = len(breaking.gateway.requests)
-    breaking.gateway.breaks = 2
-    assert breaking.ask("POST", "/v1/messages", body=b"{}").status == 200
-    assert len(breaking.gateway.requests) == before + 3
+@pytest.mark.parametrize(("server", "path"), [("http", "/v2/models/ensemble/generate"), ("gateway", "/v1/messages")])
+def test_a_request_that_ends_its_server_ends_it_once(breaking: Door, server: str, path: str) -> None:
+    recorder = getattr(breaking, server)
+    before = len(recorder.requests)
+    recorder.breaks = 100
+    answer = breaking.ask("POST", path, body=b"{}")
+    recorder.breaks = 0
+    assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
+    assert len(recorder.requests) == before + 1
 
 
 def test_an_error_of_a_server_is_its_answer(breaking: Door) -> None:

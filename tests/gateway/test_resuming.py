@@ -157,8 +157,8 @@ def test_what_meets_a_third_crash_ends_with_its_error(served: Served) -> None:
         vars(drawn).update(vars(Drawn([TEXT], seed=1, breaks=[3, 3, 3])))
         with client.stream("POST", CHAT, json={"model": MODEL, **HI, "stream": True}) as response:
             *_, last = [line for line in response.iter_lines() if line]
-    assert (whole.status_code, whole.headers["x-should-retry"]) == (503, "true")
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "server_unavailable"
+    assert (whole.status_code, whole.headers["x-should-retry"]) == (500, "false")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_failure"
     assert outcomes(running)["crashed_again"] == before + 2
     assert len(drawn.requests) == 3
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import runpy
+import stat
 import tomllib
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from inflight.resources import DEMO
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "docker/requirements"
+FILES = ROOT / "docker/replicas"
 ENTRY = re.compile(r"^(\S+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
 DIGEST = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
 OWN = {"cpu", "gpu", "gpu-build", "load", "replica-1", "replica-2"}
@@ -89,8 +89,11 @@ def _words(service: dict[str, list[str]]) -> list[str]:
     return service["entrypoint"] + service["command"]
 
 
-def test_the_doors_files_are_those_that_its_code_writes() -> None:
-    written = runpy.run_path(str(ROOT / "docker/replicas.py"))["files"]()
-    for name, content in written.items():
-        found = json.loads((ROOT / "docker/replicas" / name).read_text())
-        assert found == content, "python docker/replicas.py writes them"
+def test_the_doors_files_are_those_that_its_code_writes(tmp_path: Path) -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndoor-files:")[2].partition("\n\n")[0].replace("\\\n", " ")
+    words = recipe.partition("$(BIN)/inflight ")[2].replace("docker/replicas", str(tmp_path)).split()
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    written, committed = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in (tmp_path, FILES))
+    assert written == committed, "make door-files writes them"
+    assert {stat.S_IMODE(file.stat().st_mode) & 0o004 for file in tmp_path.iterdir()} == {0o004}

@@ -13,24 +13,26 @@ from inflight.serve.envoy.values import Config, Upstreams, extension
 from inflight.settings.deployment import Deployment
 from inflight.settings.door import DoorSettings
 
-ADMIN_SOCKET = "admin.sock"
 _CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
 _HEAP = "envoy.resource_monitors.fixed_heap"
 
 
-def bootstrap(deployment: Deployment, replicas: Sequence[Upstreams], addresses: Sequence[str], folder: Path) -> Config:
+def bootstrap(
+    deployment: Deployment, replicas: Sequence[Upstreams], addresses: Sequence[str], folder: Path, administration: Path
+) -> Config:
     """Return what Envoy starts with.
 
     Args:
         deployment: whose ``door`` it is.
         replicas: the servers that take the requests.
         addresses: where clients are served, ``host:port`` each.
-        folder: where Envoy finds ``files``, and has its administration's socket.
+        folder: where Envoy finds ``files``.
+        administration: where Envoy puts the socket of its administration.
     """
     settings = deployment.door
     return {
         "node": {"id": "door", "cluster": "inflight"},
-        "admin": {"address": {"pipe": {"path": str(folder / ADMIN_SOCKET), "mode": 0o600}}},
+        "admin": {"address": {"pipe": {"path": str(administration), "mode": 0o600}}},
         "static_resources": {
             "listeners": [listener(settings, addresses, folder)],
             "clusters": clusters(settings, replicas),

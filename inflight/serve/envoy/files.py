@@ -21,6 +21,10 @@ from inflight.settings.deployment import Deployment
 
 CONFIGURATION = "envoy.json"
 """The file that Envoy starts with."""
+ADMIN_SOCKET = "admin.sock"
+"""The socket of Envoy's administration, in the folder of its files."""
+_ADMIN_ELSEWHERE = Path("/tmp/admin.sock")
+"""The same, where the folder is seen elsewhere: it may be mounted read-only."""
 _LARGEST_FILE = 1 << 20
 _SECRET = "extensions.transport_sockets.tls.v3.Secret"
 _EXTENSION = "config.core.v3.TypedExtensionConfig"
@@ -36,26 +40,41 @@ def write_configuration(
     """Write all that Envoy reads into a folder: what it starts with, its routes, and the keys and certificates.
 
     Args:
-        folder: where the files are written; only this user can read them.
+        folder: where the files are written; only this user can read those with keys and certificates.
         deployment: whose ``door`` it is.
         replicas: the servers that take the requests.
         addresses: where clients are served, ``host:port`` each.
-        seen: where Envoy will find the folder, as in a container; None: where it is.
+        seen: where Envoy will find the folder, as in a container, and may not be able to write; None: where it is.
 
     Raises:
         DeploymentError: a file of keys or certificates cannot be used.
     """
-    write_private(folder / CONFIGURATION, bootstrap(deployment, replicas, addresses, seen or folder))
-    write_private(folder / f"{ROUTES}.json", discovered(routes(deployment, replicas)))
+    socket = folder / ADMIN_SOCKET if seen is None else _ADMIN_ELSEWHERE
+    write(folder / CONFIGURATION, bootstrap(deployment, replicas, addresses, seen or folder, socket))
+    write_routes(folder, deployment, replicas)
     for name in named_files(deployment):
-        write_private(folder / f"{name}.json", discovered(resource(deployment, name)))
+        write_secret(folder, deployment, name)
 
 
-def write_private(path: Path, content: Config) -> None:
-    """Write a file as a whole, for this user alone: Envoy reads it when it is moved into its place."""
+def write_routes(folder: Path, deployment: Deployment, replicas: Sequence[Upstreams], draining: bool = False) -> None:
+    """Write the table of routes, for anybody to read; ``draining``: nothing but the status is served."""
+    write(folder / f"{ROUTES}.json", discovered(routes(deployment, replicas, draining)))
+
+
+def write_secret(folder: Path, deployment: Deployment, name: str) -> None:
+    """Write one of the resources of ``named_files``, for this user alone to read.
+
+    Raises:
+        DeploymentError: as ``resource``.
+    """
+    write(folder / f"{name}.json", discovered(resource(deployment, name)), 0o600)
+
+
+def write(path: Path, content: Config, mode: int = 0o644) -> None:
+    """Write a file as a whole: Envoy reads it when it is moved into its place."""
     new = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file, indent=1)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.write(json.dumps(content, indent=1) + "\n")
     new.replace(path)
 
 

@@ -27,6 +27,8 @@ _WORDS = {
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors that are not of a whole hundred of statuses."""
+_GRPC_STATUS = dict.fromkeys((413, 415, 431), "3")
+"""The status of gRPC, here INVALID_ARGUMENT, where Envoy's own for that of HTTP would say nothing: UNKNOWN."""
 _GRPC = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
 _KSERVE = {"name": ":path", "string_match": {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}}
 
@@ -39,8 +41,14 @@ def local_replies() -> Config:
 def _of_status(status: int, words: str) -> list[Config]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     openai = {"error": {"message": words, "type": kind, "param": None, "code": None}}
+    grpc_status = _GRPC_STATUS.get(status)
     return [
-        _mapper(status, [_GRPC], {"text_format_source": {"inline_string": _ROUTE_SAYS if status == 404 else words}}),
+        _mapper(
+            status,
+            [_GRPC],
+            {"text_format_source": {"inline_string": _ROUTE_SAYS if status == 404 else words}},
+            grpc_status,
+        ),
         _mapper(status, [_KSERVE], _as_json({"error": words})),
         _mapper(status, [], _as_json(openai)),
     ]
@@ -50,7 +58,7 @@ def _as_json(body: dict[str, Any]) -> Config:
     return {"json_format": body, "content_type": "application/json"}
 
 
-def _mapper(status: int, headers: list[Config], body: Config) -> Config:
+def _mapper(status: int, headers: list[Config], body: Config, grpc_status: str | None = None) -> Config:
     comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"door.reply_{status}"}}
     filters: list[Config] = [{"status_code_filter": {"comparison": comparison}}]
     filters += [{"header_filter": {"header": header}} for header in headers]
@@ -58,7 +66,10 @@ def _mapper(status: int, headers: list[Config], body: Config) -> Config:
         "filter": {"and_filter": {"filters": filters}} if len(filters) > 1 else filters[0],
         "body_format_override": body,
     }
-    if status in _LATER:
-        later = {"header": {"key": "retry-after", "value": str(RETRY_AFTER_S)}}
-        mapper["headers_to_add"] = [{**later, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]
+    added = {"retry-after": str(RETRY_AFTER_S) if status in _LATER else None, "grpc-status": grpc_status}
+    mapper["headers_to_add"] = [
+        {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for name, value in added.items()
+        if value is not None
+    ]
     return mapper

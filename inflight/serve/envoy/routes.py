@@ -21,13 +21,12 @@ from inflight.serve.envoy.values import (
 )
 from inflight.settings.door import DoorSettings
 
-_RESENT = "connect-failure,refused-stream,reset-before-request,reset"
-"""When a request is sent again that has had no byte of an answer: its server was away, or broke."""
-_RESENT_ELSEWHERE = f"{_RESENT},retriable-headers,unavailable"
+_UNSENT = "connect-failure,refused-stream,reset-before-request"
+"""When a request is sent again to the only server: it has had no byte of it, so the request cannot have ended it."""
+_RESENT_ELSEWHERE = f"{_UNSENT},reset,retriable-headers,unavailable"
+"""When it is sent to another server: it has had no byte of an answer."""
 _TRIES_ELSEWHERE = 2
 """New tries where there are several replicas: a request that ends its server ends three of them at most."""
-_TRIES_OF_GATEWAY = 8
-"""New tries for the gateway, which starts again within two seconds, and waits for the engine by itself."""
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 _NO_SUCH = "there is no such path, or it takes another method"
 _COMPRESSED_MESSAGES = "compressed messages are not accepted"
@@ -97,11 +96,13 @@ def _status_route(one: Served, asked: bool) -> Config:
 
 
 def _refused() -> list[Config]:
-    """Return the routes of what no server is to unpack."""
+    """Return the routes of what no server is to unpack, and of two hosts or a user before one (RFC 9112, 3.2)."""
+    hosts: Config = {"name": ":authority", "string_match": {"safe_regex": {"regex": ".*[,@/].*"}}}
     packed: Config = {"name": "content-encoding", "present_match": True}
     message: Config = {"name": "grpc-encoding", "string_match": {"safe_regex": {"regex": ".*"}}}
     plain: Config = {"name": "grpc-encoding", "string_match": {"exact": "identity"}, "invert_match": True}
     return [
+        _refusal(400, "", [hosts]),
         _refusal(415, "", [packed]),
         _refusal(404, _COMPRESSED_MESSAGES, [message, plain]),
     ]
@@ -156,7 +157,7 @@ def _action(one: Served, settings: DoorSettings, replicas: int) -> Config:
         **_destination(one.target, settings),
         "timeout": "0s",
         "idle_timeout": seconds(settings.stream_idle_timeout_s),
-        "retry_policy": _retries(one.target, settings, replicas),
+        "retry_policy": _retries(settings, replicas),
     }
 
 
@@ -189,15 +190,15 @@ def _destination(target: str, settings: DoorSettings) -> Config:
     return destination
 
 
-def _retries(target: str, settings: DoorSettings, replicas: int) -> Config:
+def _retries(settings: DoorSettings, replicas: int) -> Config:
     """Return when a request is sent again; never once a byte of its answer has come.
 
-    Envoy counts tries, whether or not the server was there. A request that ends its server is sent three times or so:
-    all the tries together take hardly longer than three starts of the server.
+    Envoy counts tries, whether or not the server was there. Were requests that a server has got sent to it again, one
+    that ends its server would do so many times.
     """
     policy: Config = {
-        "retry_on": _RESENT,
-        "num_retries": min(settings.retries, _TRIES_OF_GATEWAY) if target == GATEWAY else settings.retries,
+        "retry_on": _UNSENT,
+        "num_retries": settings.retries,
         "retry_back_off": {"base_interval": seconds(_SHORTEST_S), "max_interval": seconds(_LONGEST_S)},
     }
     if replicas == 1:

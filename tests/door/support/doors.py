@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import threading
@@ -216,22 +217,27 @@ def send(port: int, data: bytes) -> Answer:
 
 
 def read_answer(connection: socket.socket) -> Answer:
-    """Read an answer until the connection ends; status 0: there was none."""
-    data = b""
+    """Read an answer to its length's end, or to the connection's; status 0: there was none."""
+    data = head = body = b""
     with suppress(ConnectionError):
         while part := connection.recv(1 << 16):
             data += part
-    head, _, body = data.partition(b"\r\n\r\n")
+            head, _, body = data.partition(b"\r\n\r\n")
+            length = re.search(rb"\ncontent-length: (\d+)\r", head + b"\r")
+            if length is not None and len(body) >= int(length[1]) > 0:
+                break
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return Answer(int(first.split()[1]) if first else 0, headers, body)
 
 
-def deployment_with(**door: Any) -> Deployment:
+def deployment_with(hang_timeout_s: float = 60, **door: Any) -> Deployment:
     """Return the demo's deployment on free ports, with these settings of the door."""
     http, grpc, metrics, gateway = free_ports(4)
     demo = load_deployment(DEMO)
-    server = demo.server.model_copy(update={"http_port": http, "grpc_port": grpc, "metrics_port": metrics})
+    server = demo.server.model_copy(
+        update={"http_port": http, "grpc_port": grpc, "metrics_port": metrics} | {"hang_timeout_s": hang_timeout_s}
+    )
     return demo.model_copy(
         update={
             "server": server,
@@ -255,7 +261,7 @@ def door(*relayed: str, **settings: Any) -> Iterator[Door]:
         }
         relays = {name: Relay(addresses[name]) for name in relayed}
         addresses |= {name: relay.address for name, relay in relays.items()}
-        process = DoorProcess(DEMO, deployment, Upstreams(**addresses))
+        process = DoorProcess(deployment, Upstreams(**addresses))
         try:
             process.check()
             process.start()

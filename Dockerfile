@@ -65,10 +65,11 @@ VOLUME /var/cache/inflight
 USER inflight
 EXPOSE 8000 8001 8002 8080
 # A start that loads a large model may take an hour. A server that is ready earlier is healthy within five seconds.
+# It asks a port that is not published: those of the door may need TLS, and certificates of clients.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=1h --retries=3 \
-    CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8000/v2/health/ready')"]
+    CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8003/ready')"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--door"]
+ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--door", "--status-port", "8003"]
 CMD ["deployments/demo"]
 
 # What locust needs besides, in a folder of its own: the layers of the image `cpu` are shared.
@@ -132,7 +133,7 @@ VOLUME /var/cache/inflight
 USER inflight
 EXPOSE 8000 8001 8002 8080
 HEALTHCHECK --interval=5s --timeout=3s --start-period=1h --retries=3 \
-    CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8000/v2/health/ready')"]
+    CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8003/ready')"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--door"]
+ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--door", "--status-port", "8003"]
 CMD ["deployments/demo"]

@@ -30,7 +30,7 @@ from inflight.serve.envoy.files import (
     write_routes,
     write_secret,
 )
-from inflight.serve.envoy.metrics import metrics, running_requests
+from inflight.serve.envoy.metrics import metrics
 from inflight.serve.envoy.values import Upstreams
 from inflight.serve.log import bound, keep
 from inflight.serve.processes import in_words
@@ -153,13 +153,19 @@ class DoorProcess:
             raise DeploymentError(f"the door {self._error}")
 
     def begin_drain(self) -> None:
-        """Refuse new requests, with 503 or UNAVAILABLE; those that run go on, and the status is served still."""
+        """Refuse new requests, with 503 or UNAVAILABLE; those that run go on, and the status is served still.
+
+        It returns once Envoy does so, or has not done so within some seconds.
+        """
+        before, deadline = self._tables_read(), time.monotonic() + _ADMIN_TIMEOUT_S
         write_routes(self.folder, self._deployment, self._replicas, draining=True)
+        while self.runs and self._tables_read() == before and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no request runs, for ``timeout_s`` at most."""
+        """Wait until no request runs and the system has taken all that clients get, for ``timeout_s`` at most."""
         deadline = time.monotonic() + timeout_s
-        while self.runs and time.monotonic() < deadline and running_requests(self.metrics()):
+        while self.runs and time.monotonic() < deadline and self._is_busy():
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
@@ -171,13 +177,28 @@ class DoorProcess:
             self._scratch.cleanup()
         self._thread = self._scratch = None
 
-    def metrics(self) -> str:
+    def metrics(self, timeout_s: float = _ADMIN_TIMEOUT_S) -> str:
         """Return the door's metrics, in Prometheus' text format; only the restarts while Envoy does not answer."""
         try:
-            page = self._ask("/stats?format=prometheus&usedonly")[1]
+            page = self._ask("/stats?format=prometheus&usedonly", timeout_s)[1]
         except (OSError, http.client.HTTPException):
             page = ""
         return metrics(page, self.restarts)
+
+    def _is_busy(self) -> bool:
+        """Return whether a request runs, or Envoy holds bytes of an answer that it has forgotten already."""
+        try:
+            page = self._ask(r"/stats?filter=^http\.http[12]\.downstream_(rq_active|cx_tx_bytes_buffered)$")[1]
+        except (OSError, http.client.HTTPException):
+            return False
+        return any(int(line.rpartition(":")[2]) for line in page.splitlines())
+
+    def _tables_read(self) -> str:
+        """Return what Envoy says of how often it has read a table of routes; nothing while it does not answer."""
+        try:
+            return self._ask(r"/stats?filter=\.rds\.routes\.config_reload$")[1]
+        except (OSError, http.client.HTTPException):
+            return ""
 
     def _stamps_of(self, name: str) -> tuple[Stamp, ...]:
         return tuple(map(stamp_of, named_files(self._deployment)[name]))

@@ -15,6 +15,7 @@ from inflight.errors import DeploymentError
 from inflight.serve.door import DoorProcess, Upstreams
 from inflight.serve.envoy.bootstrap import public_addresses
 from inflight.serve.envoy.files import write_configuration
+from inflight.serve.leftovers import sweep
 from inflight.serve.server import address_of
 from inflight.settings.deployment import Deployment, load_deployment
 
@@ -85,6 +86,7 @@ def _run(deployment: Deployment, replicas: list[Upstreams]) -> None:
     process, asked = DoorProcess(deployment, *replicas), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
+    sweep()
     process.check()
     try:
         process.start()

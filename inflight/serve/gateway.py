@@ -67,6 +67,8 @@ class GatewayProcess:
         """Whether it has ever answered; whether it has, or never will."""
         self._stopping = threading.Event()
         self._error = ""
+        self.is_up = False
+        """Whether its process runs, and has answered when it was last asked."""
         self.restarts = 0
         """New starts so far."""
 
@@ -194,18 +196,26 @@ class GatewayProcess:
             self._spawn()
         except (DeploymentError, OSError) as error:
             return f"could not be started: {error}"
-        answers = asked = time.monotonic()
+        try:
+            return self._watch()
+        finally:
+            self.is_up = False
+
+    def _watch(self) -> str:
+        """Watch the process until it has ended, or ends it; return how it did, in words."""
+        answered = asked = time.monotonic()
         limit_s: float | None = START_S
         while self.process.poll() is None and not self._stopping.wait(_LOOK_S):
             now = time.monotonic()
             if limit_s is START_S or now - asked >= _PROBE_S:
                 asked = now
                 bound(self.log_path)
-                if self._answers():
-                    answers, limit_s = now, self._deployment.server.hang_timeout_s
+                self.is_up = self._answers()
+                if self.is_up:
+                    answered, limit_s = now, self._deployment.server.hang_timeout_s
                     self._answered.set()
                     self._tried.set()
-            if limit_s is not None and now - answers >= limit_s:
+            if limit_s is not None and now - answered >= limit_s:
                 self.process.kill()
                 self.process.wait()
                 return f"has not answered for {limit_s:g} s{self._said()}"

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from inflight.serve.processes import look_at
-from inflight.serve.scratch import OWNER, PREFIX, places
+from inflight.serve.scratch import NAMES, OWNED, OWNER, PREFIX, places
 from inflight.shared_counters import SHARED_MEMORY
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,9 @@ def sweep() -> None:
     """Remove what servers of this user left that were killed."""
     for place in places():
         for folder in Path(place).glob(f"{PREFIX}*"):
-            with contextlib.suppress(OSError):  # its owner lives, or it is none of ours
-                _sweep(folder)
+            with contextlib.suppress(OSError, UnicodeDecodeError):  # its owner lives, or it is none of ours
+                if NAMES.fullmatch(folder.name):
+                    _sweep(folder)
 
 
 def _sweep(folder: Path) -> None:
@@ -68,6 +69,8 @@ def _sweep(folder: Path) -> None:
         return
     with open(os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as owner:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if owner.readline() != OWNED:
+            return
         noted = [line for line in owner.read().splitlines() if _NOTED.fullmatch(line)]
         servers = [int(match[1]) for line in noted if (match := _STAGES.fullmatch(line))]
         if all(map(_is_gone, servers)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from inflight.addresses import read_directly
 from inflight.metrics import FAMILIES, PART_UP, READY, RESTARTS, MetricFamily
@@ -35,12 +35,15 @@ class MetricsPage:
         """``parts`` are the parts' own pages by their names."""
         self._status, self._parts = status, dict(parts)
         self._readers = ThreadPoolExecutor(max(1, len(self._parts)), thread_name_prefix="metrics-page")
+        self._reads: dict[str, Future[str | None]] = {}
 
     def collect(self) -> bytes:
         """Return the page, after little more than ``SOURCE_S`` at the latest."""
-        reads = {name: self._readers.submit(read) for name, read in self._parts.items()}
-        wait(reads.values(), 2 * SOURCE_S)
-        pages = {name: read.result() if read.done() else None for name, read in reads.items()}
+        for name, read in self._parts.items():
+            if name not in self._reads or self._reads[name].done():  # one that hangs is not asked again meanwhile
+                self._reads[name] = self._readers.submit(read)
+        wait(self._reads.values(), 2 * SOURCE_S)
+        pages = {name: read.result() if read.done() else None for name, read in self._reads.items()}
         own = "\n".join(self._own({name: page is not None for name, page in pages.items()}))
         return merge([own, *filter(None, pages.values())]).encode()
 

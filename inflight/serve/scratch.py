@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 PREFIX = "inflight-"
 """What the name of each directory begins with."""
-OWNER = "owner"
+NAMES = re.compile(rf"{PREFIX}([a-z]+-)?[a-z0-9_]{{8}}")
+"""The names that directories are made by."""
+OWNER, OWNED = "owner", "inflight made this directory, and removes it once its process has ended.\n"
+"""The file that makes a directory one of these, and its first line."""
 _ONE_WORD = re.compile(r"[\w./+@%=:,-]+", re.ASCII)
 _OTHERS = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -49,6 +52,8 @@ def _locked(directory: Path) -> TextIO:
     unfinished = directory / f"{OWNER}.new"
     file = unfinished.open("w")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    file.write(OWNED)
+    file.flush()
     unfinished.rename(directory / OWNER)
     return file
 

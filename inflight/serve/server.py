@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -339,8 +339,8 @@ def _bind_error(address: str, port: int) -> OSError | None:
     return None
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on.
+def free_ports(count: int, kept: Collection[int | None] = ()) -> list[int]:
+    """Return ports that nothing listens on, but none of those that are ``kept`` for something else.
 
     They lie below those that Linux gives to outgoing connections, and each process looks in its part of them, which it
     rarely shares: until a server binds them, seconds from now, hardly anybody else gets them.
@@ -351,6 +351,8 @@ def free_ports(count: int) -> list[int]:
     first, found = _PORTS + os.getpid() % _PROCESSES * _PORTS_EACH, list[int]()
     for _ in range(_PORTS_EACH):
         port = first + next(_looked_at) % _PORTS_EACH
+        if port in kept:
+            continue
         with contextlib.suppress(OSError):
             socket.create_server(("127.0.0.1", port)).close()
             found.append(port)

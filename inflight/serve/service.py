@@ -17,7 +17,7 @@ from inflight.serve.door import DoorProcess, Upstreams
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.installation import TritonInstallation
 from inflight.serve.leftovers import sweep
-from inflight.serve.metrics_page import MetricsPage, Page, read_page
+from inflight.serve.metrics_page import SOURCE_S, MetricsPage, Page, read_page
 from inflight.serve.server import TritonServer, free_ports
 from inflight.serve.status import State, Status
 from inflight.serve.status_server import StatusServer
@@ -41,7 +41,7 @@ class Service:
     ) -> None:
         """``deployment`` is that of ``directory``, with the command's overrides; ``whole`` as in ``Supervisor``."""
         self.deployment = deployment
-        self.status = Status(self._restarts)
+        self.status = Status(self._restarts, self._gateway_answers)
         inner = behind_the_door(deployment) if deployment.door.enabled else deployment
         self.server = TritonServer(directory, inner, installation)
         ports = deployment.server.http_port, deployment.gateway.port
@@ -78,29 +78,37 @@ class Service:
         self._supervisor.keep_serving()
 
     def drain(self) -> None:
-        """Say that no more requests are to come, give load balancers the time to notice, and then admit no more."""
-        served = self.status.ready
+        """Say that no more requests are to come, and give load balancers the time to notice."""
+        served = self.status.state is State.READY
         self.status.change(State.STOPPING)
         if served:
             time.sleep(self.deployment.server.drain_delay_s)
-            self._close_the_door()
 
     def stop(self) -> None:
-        """End all parts, and remove what they leave. What runs has its time in all of them at once."""
+        """Admit no more, end all parts, and remove what they leave. What runs has its time in all of them at once."""
         self.status.change(State.STOPPING)
+        deadline = time.monotonic() + self.deployment.server.exit_timeout_s
+        self._close_the_door()
         if self.gateway is not None:
             self.gateway.begin_stop()
         self.server.stop()
-        for part in (self.gateway, self._door, self._status_server):
-            if part is not None:
-                part.stop()
+        if self.gateway is not None:
+            self.gateway.stop()
+        if self._door is not None:
+            self._door.wait_idle(deadline - time.monotonic())  # of what it has had, clients may not have read all
+            self._door.stop()
+        if self._status_server is not None:
+            self._status_server.stop()
 
     def _close_the_door(self) -> None:
-        if self._door is not None:
+        if self._door is not None and self._door.runs:
             try:
                 self._door.begin_drain()
             except OSError as error:  # the disk is full: then what is behind it refuses
                 log.warning("the door takes requests until it ends: %s", error.strerror)
+
+    def _gateway_answers(self) -> bool:
+        return self.gateway is None or self.gateway.is_up
 
     def _restarts(self) -> dict[str, int]:
         beside = {"gateway": self.gateway, "door": self._door}
@@ -114,7 +122,7 @@ class Service:
         if self.server.metrics:
             page = MetricsPage(self.status, self._pages())
         if settings.status_port is None:
-            return StatusServer(_INSIDE, free_ports(1)[0], self.status, page)
+            return StatusServer(_INSIDE, free_ports(1, _own_ports(self.deployment))[0], self.status, page)
         return StatusServer(settings.host, settings.status_port, self.status, page)
 
     def _pages(self) -> dict[str, Page]:
@@ -126,7 +134,7 @@ class Service:
         return pages
 
     def _door_page(self) -> str | None:
-        return self._door.metrics() if self._door is not None and self._door.runs else None
+        return self._door.metrics(SOURCE_S) if self._door is not None and self._door.runs else None
 
     def _make_door(self) -> DoorProcess | None:
         if not self.deployment.door.enabled or self._status_server is None:
@@ -139,7 +147,7 @@ class Service:
 
 def behind_the_door(deployment: Deployment) -> Deployment:
     """Return the deployment as what is behind the door serves it: on this machine alone, on free ports."""
-    http, grpc, metrics, gateway = free_ports(4)
+    http, grpc, metrics, gateway = free_ports(4, _own_ports(deployment))
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
     return deployment.model_copy(
         update={
@@ -147,3 +155,15 @@ def behind_the_door(deployment: Deployment) -> Deployment:
             "gateway": deployment.gateway.model_copy(update={"host": None, "port": gateway}),
         }
     )
+
+
+def _own_ports(deployment: Deployment) -> set[int | None]:
+    """Return the ports that the deployment itself names."""
+    server = deployment.server
+    return {
+        server.http_port,
+        server.grpc_port,
+        server.metrics_port,
+        server.status_port,
+        deployment.gateway.port,
+    }

@@ -18,7 +18,7 @@ class State(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
-    """A generation has passed since the last start."""
+    """The server serves: a generation has passed since its last start."""
     RESTARTING = "restarting"
     STOPPING = "stopping"
 
@@ -35,9 +35,15 @@ class _Since:
 class Status:
     """The state, and the counts of restarts. A change replaces one object, so a reader never sees half of one."""
 
-    def __init__(self, counts: Callable[[], Mapping[str, int]] = dict) -> None:
-        """``counts`` returns the restarts so far by their cause."""
-        self._counts = counts
+    def __init__(
+        self, counts: Callable[[], Mapping[str, int]] = dict, gateway_answers: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Args:
+            counts: returns the restarts so far by their cause.
+            gateway_answers: returns whether the gateway does, or there is to be none.
+        """
+        self._counts, self._gateway_answers = counts, gateway_answers
         self._since = _Since(State.STARTING, time.monotonic(), time.time())
         self.last_cause: str | None = None
         """The cause of the last restart of the server."""
@@ -49,8 +55,8 @@ class Status:
 
     @property
     def ready(self) -> bool:
-        """Whether a generation has passed since the last start, and the server is not to stop."""
-        return self.state is State.READY
+        """Whether all that is served can be: by the server, which is not to stop, and by the gateway."""
+        return self.state is State.READY and self._gateway_answers()
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -68,7 +74,7 @@ class Status:
         since = self._since
         return {
             "state": since.state.value,
-            "ready": since.state is State.READY,
+            "ready": self.ready,
             "since": datetime.fromtimestamp(since.clock_s, UTC).isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - since.moment_s, 3),
             "restarts": dict(self.restarts),

@@ -1,7 +1,8 @@
 """The status server: what `inflight serve` says of itself over HTTP, also while its server starts, restarts or stops.
 
 - ``/live``, ``/v2/health/live``: 200 as long as this process lives.
-- ``/ready``, ``/v2/health/ready``: 200 where a generation has passed since the last start; else 503.
+- ``/ready``, ``/v2/health/ready``: 200 where a generation has passed since the last start and the gateway answers; else
+  503.
 - ``/status``: the state, since when, and the restarts by their cause, as JSON.
 - ``/metrics``: one page of all parts.
 
@@ -16,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -61,15 +63,16 @@ class StatusServer:
 
         Raises:
             DeploymentError: the port cannot be used.
+            OSError: the system gives no socket.
         """
         address = address_of(self._host)
         require_free(address, "status_port", self._port)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, self._port), family=family, backlog=_BACKLOG)
-        started = threading.Event()
+        started = Future[None]()
         self._thread = threading.Thread(target=self._run, args=(listener, started), name="status", daemon=True)
         self._thread.start()
-        started.wait()
+        started.result()
 
     def stop(self) -> None:
         """Answer no more."""
@@ -81,13 +84,19 @@ class StatusServer:
             self._page.close()
         self._thread = self._loop = self._ended = None
 
-    def _run(self, listener: socket.socket, started: threading.Event) -> None:
-        asyncio.run(self._serve(listener, started))
+    def _run(self, listener: socket.socket, started: Future[None]) -> None:
+        try:
+            asyncio.run(self._serve(listener, started))
+        except Exception as error:
+            listener.close()
+            if started.done():
+                raise
+            started.set_exception(error)  # of too many open files, say
 
-    async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
-        self._loop, self._ended, self._making = asyncio.get_running_loop(), asyncio.Event(), asyncio.Lock()
+    async def _serve(self, listener: socket.socket, started: Future[None]) -> None:
         server = await asyncio.start_server(self._take, sock=listener, limit=_HEAD_BYTES)
-        started.set()
+        self._loop, self._ended, self._making = asyncio.get_running_loop(), asyncio.Event(), asyncio.Lock()
+        started.set_result(None)
         await self._ended.wait()
         server.close()
 
@@ -125,9 +134,9 @@ class StatusServer:
         return HTTPStatus.OK, "text/plain", b"live\n"
 
     async def _ready(self) -> _Answer:
-        state = self._status.state
-        status = HTTPStatus.OK if state is State.READY else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, "text/plain", f"{state.value}\n".encode()
+        ready, state = self._status.ready, self._status.state
+        text = state.value if ready or state is not State.READY else "the gateway does not answer yet"
+        return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{text}\n".encode()
 
     async def _about(self) -> _Answer:
         return HTTPStatus.OK, "application/json", json.dumps(self._status.snapshot()).encode()

@@ -100,16 +100,17 @@ class Supervisor:
         return start_s if limit_s is None else min(start_s, PATIENCE_WITH_WORK * limit_s)
 
     def _watch_until(self, done: threading.Event) -> End | None:
-        """Return why the server must be started again; None: ``done`` is set, and until then it need not."""
+        """Return why the server must be started again; None: ``done`` is set, and it need not, by one more look."""
         server, settings, killed = self.server, self.server.settings, killed_for_memory()
         where = settings.host, settings.http_port, settings.grpc_port
         timeouts = settings.hang_timeout_s, server.stop_timeout_s
         crashes = CrashWatch(server.log_path)
         with Vitals(server.process.pid, *where, *timeouts) as vitals:
-            end = None
+            end, over = None, False
             while end is None and server.process.poll() is None:
-                if done.wait(LOOK_S):
+                if over:
                     return None
+                over = done.wait(LOOK_S)
                 end = crashes.look() or vitals.look()
                 server.bound_log()
         end = end or _own_end(server)

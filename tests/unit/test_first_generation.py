@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from inflight.serve import generation as module
 from inflight.serve.generation import REQUEST_ID, Generation, generate
 from inflight.serve.server import free_ports
 
@@ -71,6 +72,13 @@ def test_a_full_queue_is_asked_again(server: Server) -> None:
     assert len(server.asked) == 4
 
 
+def test_a_queue_that_is_full_to_the_end_is_one_of_a_server_that_serves(server: Server) -> None:
+    full = {"error": "in ensemble 'ensemble', UNAVAILABLE: Exceeds maximum queue size: Maximum queue size of 8 ..."}
+    server.answers = [(503, full)]
+    assert generate(server.url, 0.5) == ""
+    assert len(server.asked) > 1
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -88,7 +96,8 @@ def test_what_is_no_answer_is_told(server: Server, answer: Answer | None, error:
     assert generate(server.url, 0.5) == error
 
 
-def test_a_server_that_is_away_is_told() -> None:
+def test_a_server_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AFTERMATH_S", 0)
     (nowhere,) = free_ports(1)
     generation = Generation(f"http://127.0.0.1:{nowhere}", 5)
     assert generation.done.wait(60)

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import DeploymentError
+from inflight.resources import DEMO
 from inflight.serve.server import free_ports
+from inflight.serve.service import behind_the_door
+from inflight.settings.deployment import load_deployment
 
 
 def test_they_are_distinct_below_those_of_outgoing_connections_and_free() -> None:
@@ -21,6 +24,25 @@ def test_they_are_distinct_below_those_of_outgoing_connections_and_free() -> Non
     assert all(1024 < port < min(lowest, 32_768) for port in ports)
     with socket.create_server(("127.0.0.1", ports[0])):
         assert ports[0] not in {port for _ in range(10) for port in free_ports(3)}
+
+
+def test_none_of_those_that_are_kept_is_given_away() -> None:
+    kept = free_ports(20)
+    assert not set(free_ports(8, kept)) & set(kept)
+    with pytest.raises(DeploymentError):
+        free_ports(11, kept)
+
+
+def test_what_is_behind_the_door_gets_none_of_the_deployments_ports() -> None:
+    demo, public = load_deployment(DEMO), free_ports(5)
+    names = ("http_port", "grpc_port", "metrics_port", "status_port")
+    server = demo.server.model_copy(update=dict(zip(names, public[:4], strict=True)))
+    gateway = demo.gateway.model_copy(update={"port": public[4]})
+    deployment = demo.model_copy(update={"server": server, "gateway": gateway})
+    for _ in range(8):  # which look at each port of this process
+        inner = behind_the_door(deployment)
+        ports = {inner.server.http_port, inner.server.grpc_port, inner.server.metrics_port, inner.gateway.port}
+        assert not ports & set(public)
 
 
 def test_another_process_looks_elsewhere() -> None:

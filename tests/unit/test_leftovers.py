@@ -10,10 +10,16 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+from typer.testing import CliRunner
 
+from inflight.cli import app
+from inflight.errors import DeploymentError
+from inflight.resources import DEMO
 from inflight.serve import leftovers, scratch
+from inflight.serve.door import DoorProcess
 from inflight.serve.leftovers import sweep
 from inflight.serve.scratch import temporary_directory
 from inflight.shared_counters import SHARED_MEMORY
@@ -91,6 +97,18 @@ def test_only_what_the_killed_one_noted_is_removed(place: Path, shared: list[Pat
         killed.kill()
 
 
+@pytest.mark.parametrize("name", ["inflight-results", "inflight-abcd1234"])
+@pytest.mark.parametrize("owner", [b"me\n", b"", b"\xff\n", scratch.OWNED.encode()])
+def test_a_strangers_directory_stays(place: Path, name: str, owner: bytes) -> None:
+    """Only the right name and the right first line together make it one of ours."""
+    folder = place / name
+    folder.mkdir()
+    (folder / scratch.OWNER).write_bytes(owner)
+    sweep()
+    is_ours = name != "inflight-results" and owner == scratch.OWNED.encode()
+    assert folder.exists() == (not is_ours)
+
+
 def test_the_files_of_a_server_that_has_not_ended_stay(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -117,6 +135,18 @@ def test_the_files_of_a_server_that_has_not_ended_stay(
         server.kill()
         server.communicate()
         path.unlink(missing_ok=True)
+
+
+def test_the_next_door_removes_what_a_killed_one_left(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys above all."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(DoorProcess, "check", MagicMock(side_effect=DeploymentError("a port is busy")))
+    killed = Owner(place)
+    killed.kill()
+    assert killed.folder.exists()
+    done = CliRunner().invoke(app, ["door", str(DEMO), "--replica", "127.0.0.1:1"])
+    assert "a port is busy" in done.output
+    assert not killed.folder.exists()
 
 
 def test_a_directory_that_was_cleaned_up_is_gone(place: Path) -> None:

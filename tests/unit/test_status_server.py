@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import NoReturn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inflight.errors import DeploymentError
+from inflight.serve import metrics_page
 from inflight.serve import server as serve_server
 from inflight.serve import status_server as module
 from inflight.serve.metrics_page import MetricsPage, Page, merge, read_page
 from inflight.serve.server import free_ports
 from inflight.serve.status import State, Status
 from inflight.serve.status_server import StatusServer
+from tests.support.waiting import wait_until
 
 TRITON = """\
 # HELP nv_inference_count Inferences
@@ -114,6 +120,19 @@ def test_live_and_ready_differ_in_each_state() -> None:
     assert about["seconds"] >= 0
 
 
+def test_a_gateway_that_does_not_answer_makes_it_not_ready() -> None:
+    answers: list[bool] = []
+    status = Status(gateway_answers=lambda: bool(answers))
+    status.change(State.READY)
+    with _serving(status) as server:
+        code, headers, text = _get(server, "/ready")
+        assert (code, text, headers["x-should-retry"]) == (503, "the gateway does not answer yet\n", "true")
+        assert json.loads(_get(server, "/status")[2])["ready"] is False
+        assert "inflight_serve_ready 0" in _get(server, "/metrics")[2]
+        answers.append(True)
+        assert [_get(server, path)[0] for path in ("/ready", "/v2/health/ready")] == [200, 200]
+
+
 def test_what_is_not_served_is_refused() -> None:
     with _serving(Status()) as server:
         assert _get(server, "/nothing")[0] == 404
@@ -144,6 +163,20 @@ def test_a_busy_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         port = busy.getsockname()[1]
         with pytest.raises(DeploymentError, match=f"127.0.0.1:{port} cannot be used .* choose another --status-port"):
             StatusServer("127.0.0.1", port, Status(), None).start()
+
+
+def test_a_start_that_fails_in_its_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_loop(coroutine: Coroutine[None, None, None]) -> NoReturn:
+        coroutine.close()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "run", no_loop)
+    (port,) = free_ports(1)
+    server = StatusServer("127.0.0.1", port, Status(), None)
+    with pytest.raises(OSError, match="Too many open files"):
+        server.start()
+    server.stop()
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_a_port_that_is_held_a_moment_longer_is_waited_for() -> None:
@@ -217,6 +250,31 @@ def test_a_part_that_hangs_is_left_out() -> None:
             page = _get(server, "/metrics")[2]
             assert time.monotonic() - began >= 1, "it has its time"
             assert 'inflight_serve_part_up{part="triton"} 0' in page
+
+
+def test_a_part_that_hangs_is_asked_once_and_keeps_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page, "SOURCE_S", 0.05)
+    asked, ends = Counter[str](), threading.Event()
+
+    def hang() -> str | None:
+        asked["hangs"] += 1
+        ends.wait()
+        return "a 1\n"
+
+    def answer() -> str | None:
+        asked["answers"] += 1
+        return "b 1\n"
+
+    page = MetricsPage(Status(), {"hangs": hang, "answers": answer})
+    try:
+        pages = [page.collect().decode() for _ in range(4)]
+        assert ["b 1" in one for one in pages] == [True] * 4
+        assert asked == {"hangs": 1, "answers": 4}
+        ends.set()
+        assert wait_until(lambda: "a 1" in page.collect().decode())
+    finally:
+        ends.set()
+        page.close()
 
 
 def test_histograms_stay_whole_and_the_first_page_wins() -> None:

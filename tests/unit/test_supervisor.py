@@ -42,6 +42,7 @@ class Mute:
     error: str = ""
     """Why; empty: ``end`` comes first."""
     end: End | int = 0
+    """How it ends; seen only once the request has failed, if ``error`` says that it does."""
 
 
 _Life = End | int | str | bytes | OSError | Mute
@@ -54,7 +55,7 @@ class FakeServer:
         self.settings, self.stop_timeout_s = ServerSettings(), 40.0
         self.deployment = SimpleNamespace(start_timeout_s=600)
         self.http_url = "http://127.0.0.1:8000"
-        self.generates = False
+        self.generates, self.watches = False, 0
         self.restarts = Restarts()
         self.log_path = directory / "triton.log"
         self.lives, self.clock = lives, 0.0
@@ -79,7 +80,7 @@ class FakeServer:
     def generate(self, url: str, timeout_s: float) -> Any:
         """Stand in for ``Generation``."""
         assert (url, timeout_s) == (self.http_url, 600)
-        self.generates = True
+        self.generates, self.watches = True, 0
         mute = self.end if isinstance(self.end, Mute) else Mute("none")
         return SimpleNamespace(done=SimpleNamespace(wait=lambda _: self._generated(mute)), error=self._error())
 
@@ -87,10 +88,15 @@ class FakeServer:
         return self.end.error if isinstance(self.end, Mute) else ""
 
     def _generated(self, mute: Mute) -> bool:
-        if not mute.error:  # it does not answer; it is seen to end
+        self.generates = mute is not self.end  # a life that goes on
+        if mute.end or not mute.error:
             self.end = mute.end
-        self.generates = False
         return bool(mute.error)
+
+    def watched(self) -> None:
+        """Go on with the life, by the second watch: the first one is that of the generation."""
+        self.watches += 1
+        self.generates &= self.watches == 1
 
     def bound_log(self) -> None:
         pass
@@ -136,7 +142,10 @@ class Run:
     def _vitals(self, *_: object) -> Any:
         class Vitals:
             def __enter__(self) -> Any:
-                return SimpleNamespace(look=lambda: end if isinstance(end := server.end, End) else None)
+                server.watched()
+                return SimpleNamespace(
+                    look=lambda: end if isinstance(end := server.end, End) and not server.generates else None
+                )
 
             def __exit__(self, *_: object) -> None:
                 pass
@@ -191,6 +200,27 @@ def test_a_server_that_generates_nothing_is_started_again(
     assert f"{GENERATES_NOTHING}status 500: no memory; the server restarts in 0 s" in caplog.text
     assert "has waited in one call for 60 s; the server restarts in 1 s" in caplog.text
     assert "the server ended with -6: its log does not say why; the server restarts in 2 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("end", "cause", "said"),
+    [(-6, "crash", "the server ended with -6"), (DIED, "stage_died", DIED.text)],
+    ids=["server", "stage"],
+)
+def test_what_dies_in_the_first_generation_is_the_cause_and_not_the_request_that_it_breaks(
+    end: End | int,
+    cause: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run(tmp_path, monkeypatch, (1, Mute("Remote end closed connection", end)))
+    with pytest.raises(KeyboardInterrupt):
+        run.serve()
+    assert {cause: count for cause, count in run.server.restarts.counts.items() if count} == {cause: 1}
+    assert said in caplog.text
+    assert GENERATES_NOTHING not in caplog.text
 
 
 def test_a_server_whose_report_of_a_crash_crashes_is_killed(

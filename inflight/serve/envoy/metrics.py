@@ -82,11 +82,6 @@ def metrics(page: str, restarts: int) -> str:
     return "".join(_family(one, values) for one, values in families)
 
 
-def running_requests(page: str) -> float:
-    """Return how many requests run, by a page of ``metrics``."""
-    return sum(float(value) for name, _, value in _SERIES.findall(page) if name == "inflight_door_requests")
-
-
 def _summed(one: DoorMetric, series: list[tuple[dict[str, str], float]]) -> dict[str, float]:
     sums: defaultdict[str, float] = defaultdict(float)
     for labels, value in series:

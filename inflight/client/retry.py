@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from inflight.client.errors import STAGE_DEAD, ServerUnreachable
+from inflight.client.errors import STAGE_DEAD, TRIES_SPENT, ServerUnreachable
 from inflight.errors import InflightError, QueueFull
 
 _MOST_BREAKS = 3
@@ -20,6 +20,8 @@ class Retry:
 
     Only a connection that was refused or broke, a full queue and a server that stops are tried again. A server that
     says in its answer when to ask again (``Retry-After``) is not asked before, unless that is more than 30 s away.
+    A request that has met three breaks ends with the fourth, since it may be the cause of them; that the door's own
+    tries are spent counts as three.
     """
 
     attempts: int = 4
@@ -31,8 +33,7 @@ class Retry:
     """Whether a stream that breaks midway goes on, with the very tokens that it would have had.
 
     Without it nothing is tried again after the first chunk: a second try could show another answer. With it a request
-    also waits for a server that is away, and asks at least once a second meanwhile. A request that has met three breaks
-    ends with the fourth, since it may be the cause of them.
+    also waits for a server that is away, and asks at least once a second meanwhile.
     """
     longest_outage: float = 30.0
     """With ``resume``: how many seconds a request waits for a server that is away."""
@@ -61,7 +62,9 @@ class Attempts:
             self._failed, self._begun = 0, True
             if not retry.resume:
                 return None
-        self._breaks += self._is_new_break(error, progressed)
+        self._breaks += self._new_breaks(error, progressed)
+        if self._breaks > _MOST_BREAKS:
+            return None
         self._since = self._since if self._failed else now
         self._failed += 1
         waits = retry.resume and (self._begun or not isinstance(error, QueueFull))
@@ -70,14 +73,16 @@ class Attempts:
         pause = max(pause, min(error.retry_after_s or 0.0, _LONGEST_RETRY_AFTER_S))
         if not waits:
             return pause if self._failed < retry.attempts else None
-        return pause if self._breaks <= _MOST_BREAKS and now + pause - self._since <= retry.longest_outage else None
+        return pause if now + pause - self._since <= retry.longest_outage else None
 
-    def _is_new_break(self, error: InflightError, progressed: bool) -> bool:
-        """Return whether the request may have been running when a server broke.
+    def _new_breaks(self, error: InflightError, progressed: bool) -> int:
+        """Return how many times the request may have been running when a server broke.
 
         While a server with a dead stage still answers, each try meets the same break, to the connection's end.
         """
         dead, known = STAGE_DEAD in str(error), self._stage_dead
         self._stage_dead = dead
         broke = isinstance(error, ServerUnreachable) and error.broke
-        return progressed or ((broke or dead) and not known)
+        if TRIES_SPENT in str(error):
+            return _MOST_BREAKS
+        return int(progressed or (broke and not known))

@@ -8,7 +8,6 @@ of the gateway knows gRPC or tensors.
 from __future__ import annotations
 
 import asyncio
-import re
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
@@ -31,8 +30,6 @@ from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
 
 _CONNECT_TIMEOUT_S = 2.0
-_RESET = re.compile(r"RST_STREAM|Stream removed")
-"""gRPC's words for a call whose other end has gone, which come with the status INTERNAL or UNKNOWN."""
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -150,10 +147,12 @@ class EngineClient:
                     yield delta
             answered = True
             if ended < request.sequences:
-                raise ServerUnreachable(f"the engine's stream ended with {ended} of {request.sequences} sequences")
+                message = f"the engine's stream ended with {ended} of {request.sequences} sequences"
+                raise ServerUnreachable(message, broke=True)
         except grpc.aio.AioRpcError as error:
             answered = True
-            raise _broken_call(error) from error
+            # The transport has ended the call: the engine writes its own errors into the stream.
+            raise from_wire(error.details() or "", error.code().name) from error
         except InflightError:
             answered = True
             raise
@@ -190,12 +189,6 @@ class EngineClient:
             options = channel_options(self._address, _CONNECT_TIMEOUT_S)
             self._channel = grpc.aio.insecure_channel(self._address, options)
         return GRPCInferenceServiceStub(self._channel)
-
-
-def _broken_call(error: grpc.aio.AioRpcError) -> InflightError:
-    """Return the error of a call that the transport has ended: the engine writes its own into the stream."""
-    text = error.details() or ""
-    return ServerUnreachable(text) if _RESET.search(text) else from_wire(text, error.code().name)
 
 
 def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:

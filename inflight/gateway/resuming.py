@@ -18,6 +18,7 @@ from typing import Protocol
 from inflight.client.errors import ServerUnreachable
 from inflight.errors import DeadlineExceeded, InflightError, NotFound, QueueFull
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.gateway.errors import crashed
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.readiness import Readiness
@@ -29,6 +30,10 @@ MOST_CRASHES = 2
 """Crashes that one request survives, so that one that kills the engine does not do so again and again."""
 _PAUSE_S, _MOST_PAUSE_S = 0.1, 0.5
 """Seconds before the first new try after a break, of which each further one waits twice as many; and the most."""
+
+
+_CRASHED = "crashed_again"
+"""Why a request that has met one crash more does not go on."""
 
 
 class Engine(Protocol):
@@ -65,7 +70,7 @@ class ResumingEngine:
 
         Raises:
             InflightError: the engine's error; or how it broke away, where the request cannot go on.
-            ApiError: 503: the engine was away, and has not come back in time.
+            ApiError: 503: the engine was away, and has not come back in time; 500: it has crashed once too often.
         """
         answer = _Answer(request)
         if not await self._readiness.comes(answer.patience_s(self._resumption.wait_s)) and not answer.is_late:
@@ -108,12 +113,12 @@ class ResumingEngine:
         why_not = await self._why_not(answer)
         if why_not:
             self._metrics.resumed(why_not)
-            raise error
+            raise (crashed() if why_not == _CRASHED else error) from error
 
     async def _why_not(self, answer: _Answer) -> str | None:
         """Wait for the engine, and return why the request cannot go on; None: it can."""
         if answer.crashes > MOST_CRASHES:
-            return "crashed_again"
+            return _CRASHED
         if answer.has_begun and not self._resumption.behind_tokens:
             return "unsupported"
         left_s = answer.patience_s(self._resumption.wait_s)
@@ -249,7 +254,8 @@ class _Answer:
         if self._lost_at is None:
             self._lost_at, self._pauses = _now(), 0
         self._pauses += 1
-        if starts != self._starts and not _never_ran(error):
+        broke = isinstance(error, ServerUnreachable) and error.broke
+        if broke and starts != self._starts:
             self.crashes += 1
             self._starts = starts
 
@@ -261,11 +267,6 @@ class _Answer:
         return [
             EngineDelta(number, [], None, "deadline", [], [], len(sequence.tokens), 0, {}) for number, sequence in rest
         ]
-
-
-def _never_ran(error: InflightError) -> bool:
-    """Return whether a request that has failed so cannot have been at work in the engine."""
-    return isinstance(error, NotFound | QueueFull) or "failed to connect" in str(error)
 
 
 def _now() -> float:

@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
         "shared_counters",
     },
     "trtllm": {"contract", "engine", "errors", "manifest", "sampling", "settings", "text"},
-    "client": {"addresses", "contract", "errors"},
+    "client": {"addresses", "contract", "errors", "sampling"},
     "gateway": {
         "addresses",
         "client",

@@ -21,7 +21,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import deserialize_bytes_tensor
 
 from inflight import contract
-from inflight.client.errors import ServerUnreachable, from_wire
+from inflight.client.errors import from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
 from inflight.errors import EngineFailure, InflightError, RequestCancelled
@@ -125,7 +125,7 @@ class EngineClient:
         """The calls under way that stop a request."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
-        """Generate, and yield what comes; closing the generator cancels the request at once.
+        """Generate, and yield what comes, to the stream's end; closing the generator cancels the request at once.
 
         Raises:
             InflightError: the engine's error, or that it is away; RequestCancelled where somebody else stopped it.
@@ -134,7 +134,7 @@ class EngineClient:
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams.
         call = self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items()))
-        ended, answered = 0, False
+        answered = False
         try:
             async for answer in call:
                 if answer.error_message:
@@ -143,12 +143,8 @@ class EngineClient:
                     delta = await _read(answer.infer_response)
                     if delta.finish_reason == "cancelled":
                         raise RequestCancelled("the request was cancelled at the engine")
-                    ended += delta.finish_reason is not None
                     yield delta
             answered = True
-            if ended < request.sequences:
-                message = f"the engine's stream ended with {ended} of {request.sequences} sequences"
-                raise ServerUnreachable(message, broke=True)
         except grpc.aio.AioRpcError as error:
             answered = True
             # The transport has ended the call: the engine writes its own errors into the stream.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from inflight.client.errors import ServerUnreachable
-from inflight.errors import DeadlineExceeded, InflightError, NotFound, QueueFull
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, NotFound, QueueFull
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import crashed
 from inflight.gateway.merging import AT_ONCE, merged
@@ -81,7 +81,9 @@ class ResumingEngine:
                     async for delta in deltas:
                         self._count(answer)
                         yield answer.take(delta)
-                return
+                if not answer.unfinished:
+                    return
+                raise ServerUnreachable("the engine's stream ended before its sequences did", broke=True)
             except (ServerUnreachable, NotFound, QueueFull) as error:
                 await self._recover(answer, error)
         for delta in answer.cut_off():
@@ -142,6 +144,8 @@ class _Sequence:
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    resumed: int = 0
+    """How many of the tokens it goes on behind."""
     ended: bool = False
 
 
@@ -214,6 +218,7 @@ class _Answer:
         request, sequence = self.request, self._sequences[number]
         seed = None if request.seed is None else (request.seed + number) % (MAX_SEED + 1)
         scored = number == 0 and not sequence.tokens
+        sequence.resumed = len(sequence.tokens)
         rest = replace(
             request,
             sequences=1,
@@ -233,9 +238,14 @@ class _Answer:
         return request
 
     def take(self, delta: EngineDelta) -> EngineDelta:
-        """Take what has come, and return it as part of the whole answer."""
+        """Take what has come, and return it as part of the whole answer. Raises EngineFailure: it cannot be that."""
         sequence = self._sequences[delta.index]
+        if sequence.ended:
+            raise EngineFailure(f"a response of sequence {delta.index} has come behind its end")
         sequence.tokens += delta.tokens
+        if sequence.resumed and delta.output_tokens != len(sequence.tokens):
+            counts = f"{delta.output_tokens} tokens, and {len(sequence.tokens)} have come"
+            raise EngineFailure(f"sequence {delta.index} does not go on where it broke off: the engine counts {counts}")
         sequence.log_probs += delta.log_probs
         sequence.ended = delta.finish_reason is not None
         self._lost_at = self._starts = None

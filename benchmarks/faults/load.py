@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from benchmarks.faults.openai import chat, model_name, streamed_texts, whole_text
-from inflight.client.aio import AsyncClient, AsyncHttpClient, Retry
+from inflight.client import AsyncClient, AsyncHttpClient, Retry
 from inflight.client.request import GenerateOptions
 from inflight.errors import InflightError
 

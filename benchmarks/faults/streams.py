@@ -11,7 +11,7 @@ import httpx
 
 from benchmarks.faults.openai import chat, model_name, streamed_texts, whole_text
 from benchmarks.faults.served import Served
-from inflight.client.aio import AsyncClient, Retry, Timeouts
+from inflight.client import AsyncClient, Retry, Timeouts
 from inflight.client.request import GenerateOptions
 from inflight.errors import EngineFailure, InflightError
 

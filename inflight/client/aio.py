@@ -20,8 +20,7 @@ from inflight.client.answer import Chunk, Collector, Completion, Health, read_ch
 from inflight.client.errors import RETRYABLE, RequestTimeout, Retryable, ServerLoading, ServerUnreachable
 from inflight.client.request import GenerateOptions, Prompt, Request, build_request
 from inflight.client.resume import Resumption, merged
-from inflight.client.retry import Attempts
-from inflight.client.retry import Retry as Retry
+from inflight.client.retry import Attempts, Retry
 from inflight.client.transport import Transport, find_problem, inspect, make_transport, parse_address
 from inflight.contract import ENGINE
 from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest, UnsupportedFeature

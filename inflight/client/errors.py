@@ -27,7 +27,7 @@ class ServerUnreachable(InflightError):
     status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "unreachable"
 
     def __init__(self, message: str, *, broke: bool = False) -> None:
-        """``broke``: the connection broke under the request, so that the server may have been at work on it."""
+        """``broke``: the server, or the connection to it, broke under the request, which may have been at work."""
         super().__init__(message)
         self.broke = broke
 
@@ -70,7 +70,7 @@ Envoy resets the stream, which is INTERNAL, and HAProxy ends it as if it were wh
 _NO_CONNECTION = "failed to connect"
 _TRANSPORTS_WORDS = re.compile(rf"\bipv[46]:|Socket closed|{_NO_CONNECTION}|{_CUT_STREAM.pattern}", re.IGNORECASE)
 """What tells that no server wrote a message but gRPC's library, which begins some of its own with a status, too."""
-_PROXYS_WORDS = re.compile("reset reason: (connection termination|remote reset)|header with status: 502")
+_PROXYS_WORDS = re.compile("broke under this request|reset reason: (connection termination|remote reset)|header with status: 502")
 """What proxies say of a server whose connection broke under a request; of one that is away they say something else."""
 STATUS_OF_HTTP = {
     400: "INVALID_ARGUMENT",
@@ -100,11 +100,13 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
         status = "UNAVAILABLE"
     elif status == "INTERNAL" or STAGE_DEAD in message:
         status = next((name for words, name in _TRITONS_WORDS.items() if words in message), status)
+    if status == "RESOURCE_EXHAUSTED" and "larger than max" not in message:  # as it would be again
+        return QueueFull(message)
     if status != "UNAVAILABLE":
         return _CLASSES.get(status, EngineFailure)(message)
     if _TRANSPORTS_WORDS.search(message):
         return ServerUnreachable(message, broke=connected)
-    if _PROXYS_WORDS.search(message):
+    if _PROXYS_WORDS.search(message) or STAGE_DEAD in message:
         return ServerUnreachable(message, broke=True)
     if "queue size" in message or "rate_limited" in message:  # of Triton's queue or TensorRT-LLM's; of Envoy
         return QueueFull(message)

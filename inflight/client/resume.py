@@ -15,9 +15,9 @@ from typing import Any
 from inflight.client.answer import Chunk, Collector, Completion
 from inflight.client.request import Request
 from inflight.errors import DeadlineExceeded, InflightError, InvalidRequest, UnsupportedFeature
+from inflight.sampling import MAX_SEED
 
 _IDS = "return_token_ids"
-_SEEDS = 2**64
 
 
 class Resumption:
@@ -97,7 +97,7 @@ def _rest(request: Request, index: int, so_far: Completion) -> Request:
     if so_far.used_seed is not None:
         inputs["seed"] = [so_far.used_seed]
     elif "seed" in inputs:
-        inputs["seed"] = [(inputs["seed"][0] + index) % _SEEDS]  # as the server counts them
+        inputs["seed"] = [(inputs["seed"][0] + index) % (MAX_SEED + 1)]  # as the server counts them
     if so_far.token_ids:
         inputs["resumed_ids"] = [*inputs.get("resumed_ids", ()), *so_far.token_ids]
         if inputs.get("return_log_probs", [False])[0]:

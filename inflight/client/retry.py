@@ -20,6 +20,7 @@ class Retry:
 
     Only a connection that was refused or broke, a full queue and a server that stops are tried again. A server that
     says in its answer when to ask again (``Retry-After``) is not asked before, unless that is more than 30 s away.
+    A request that has met three breaks ends with the fourth, since it may be the cause of them.
     """
 
     attempts: int = 4
@@ -31,8 +32,7 @@ class Retry:
     """Whether a stream that breaks midway goes on, with the very tokens that it would have had.
 
     Without it nothing is tried again after the first chunk: a second try could show another answer. With it a request
-    also waits for a server that is away, and asks at least once a second meanwhile. A request that has met three breaks
-    ends with the fourth, since it may be the cause of them.
+    also waits for a server that is away, and asks at least once a second meanwhile.
     """
     longest_outage: float = 30.0
     """With ``resume``: how many seconds a request waits for a server that is away."""
@@ -62,6 +62,8 @@ class Attempts:
             if not retry.resume:
                 return None
         self._breaks += self._is_new_break(error, progressed)
+        if self._breaks > _MOST_BREAKS:
+            return None
         self._since = self._since if self._failed else now
         self._failed += 1
         waits = retry.resume and (self._begun or not isinstance(error, QueueFull))
@@ -70,7 +72,7 @@ class Attempts:
         pause = max(pause, min(error.retry_after_s or 0.0, _LONGEST_RETRY_AFTER_S))
         if not waits:
             return pause if self._failed < retry.attempts else None
-        return pause if self._breaks <= _MOST_BREAKS and now + pause - self._since <= retry.longest_outage else None
+        return pause if now + pause - self._since <= retry.longest_outage else None
 
     def _is_new_break(self, error: InflightError, progressed: bool) -> bool:
         """Return whether the request may have been running when a server broke.
@@ -80,4 +82,4 @@ class Attempts:
         dead, known = STAGE_DEAD in str(error), self._stage_dead
         self._stage_dead = dead
         broke = isinstance(error, ServerUnreachable) and error.broke
-        return progressed or ((broke or dead) and not known)
+        return progressed or (broke and not known)

@@ -8,7 +8,6 @@ of the gateway knows gRPC or tensors.
 from __future__ import annotations
 
 import asyncio
-import re
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import deserialize_bytes_tensor
 
 from inflight import contract
-from inflight.client.errors import ServerUnreachable, from_wire
+from inflight.client.errors import from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
 from inflight.errors import EngineFailure, InflightError, RequestCancelled
@@ -31,8 +30,6 @@ from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
 
 _CONNECT_TIMEOUT_S = 2.0
-_RESET = re.compile(r"RST_STREAM|Stream removed")
-"""gRPC's words for a call whose other end has gone, which come with the status INTERNAL or UNKNOWN."""
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -128,7 +125,7 @@ class EngineClient:
         """The calls under way that stop a request."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
-        """Generate, and yield what comes; closing the generator cancels the request at once.
+        """Generate, and yield what comes, to the stream's end; closing the generator cancels the request at once.
 
         Raises:
             InflightError: the engine's error, or that it is away; RequestCancelled where somebody else stopped it.
@@ -137,7 +134,7 @@ class EngineClient:
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams.
         call = self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items()))
-        ended, answered = 0, False
+        answered = False
         try:
             async for answer in call:
                 if answer.error_message:
@@ -146,14 +143,12 @@ class EngineClient:
                     delta = await _read(answer.infer_response)
                     if delta.finish_reason == "cancelled":
                         raise RequestCancelled("the request was cancelled at the engine")
-                    ended += delta.finish_reason is not None
                     yield delta
             answered = True
-            if ended < request.sequences:
-                raise ServerUnreachable(f"the engine's stream ended with {ended} of {request.sequences} sequences")
         except grpc.aio.AioRpcError as error:
             answered = True
-            raise _broken_call(error) from error
+            # The transport has ended the call: the engine writes its own errors into the stream.
+            raise from_wire(error.details() or "", error.code().name) from error
         except InflightError:
             answered = True
             raise
@@ -190,12 +185,6 @@ class EngineClient:
             options = channel_options(self._address, _CONNECT_TIMEOUT_S)
             self._channel = grpc.aio.insecure_channel(self._address, options)
         return GRPCInferenceServiceStub(self._channel)
-
-
-def _broken_call(error: grpc.aio.AioRpcError) -> InflightError:
-    """Return the error of a call that the transport has ended: the engine writes its own into the stream."""
-    text = error.details() or ""
-    return ServerUnreachable(text) if _RESET.search(text) else from_wire(text, error.code().name)
 
 
 def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:

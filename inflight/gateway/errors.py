@@ -32,7 +32,7 @@ RETRY_AFTER_S = 1
 _FAULT = "the server failed to serve this request; its log says why"
 STOPPING = "the server is stopping"
 _AWAY = "the engine is not ready; it starts, restarts or stops"
-_CRASHED_AGAIN = "the engine broke under this request again and again, and it is not sent to it once more"
+_CRASHED = "the engine has crashed each time that it served this request; do not send it again"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: OVERLOADED}
 
 
@@ -86,15 +86,14 @@ def away(message: str = _AWAY) -> ApiError:
     return ApiError(503, message, code="server_unavailable", headers=headers)
 
 
-def crashed_again() -> ApiError:
-    """Return the error of a request under which the engine broke again and again: 500; it may be what breaks it."""
-    headers = {"x-should-retry": "false"}
-    return ApiError(500, _CRASHED_AGAIN, code="engine_failure", headers=headers)
-
-
 def internal() -> ApiError:
     """Return the error of a fault of ours, without details: 500."""
     return ApiError(500, _FAULT, code="internal_error")
+
+
+def crashed() -> ApiError:
+    """Return the error of a request that has met too many crashes of the engine, and may be their cause: 500."""
+    return ApiError(500, _CRASHED, code="engine_crashed", headers={"x-should-retry": "false"})
 
 
 def from_inflight(error: InflightError, param: str | None = None) -> ApiError:

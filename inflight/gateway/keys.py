@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import time
 from pathlib import Path
 
 from inflight.errors import DeploymentError
-from inflight.settings.api_keys import Stamp, read_keys, stamp_of
+from inflight.settings.api_keys import Stamp, client_of, hash_of, read_keys, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +33,10 @@ class ApiKeys:
     def client_of(self, key: str) -> str | None:
         """Return a name for the client whose key this is, made from the key's hash; None: it is no key of the file."""
         self._look()
-        given = _hash(key)
+        given = hash_of(key)
         # Each is compared to its end, whether or not one before it was equal.
         known = [hmac.compare_digest(given, one) for one in self._hashes]
-        return given.hex()[:16] if any(known) else None
+        return client_of(key) if any(known) else None
 
     def _look(self) -> None:
         """Read the file again if it has changed. What cannot be read leaves the keys as they are."""
@@ -58,8 +57,4 @@ class ApiKeys:
 
 def _read(path: Path) -> tuple[Stamp, tuple[bytes, ...]]:
     stamp, keys = read_keys(path, "gateway.api_keys_file")
-    return stamp, tuple(_hash(key) for key in keys)
-
-
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return stamp, tuple(hash_of(key) for key in keys)

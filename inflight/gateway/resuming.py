@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from inflight.client.errors import ServerUnreachable
-from inflight.errors import DeadlineExceeded, InflightError, NotFound, QueueFull
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, NotFound, QueueFull
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
-from inflight.gateway.errors import crashed_again
+from inflight.gateway.errors import crashed
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.readiness import Readiness
@@ -30,6 +30,10 @@ MOST_CRASHES = 2
 """Crashes that one request survives, so that one that kills the engine does not do so again and again."""
 _PAUSE_S, _MOST_PAUSE_S = 0.1, 0.5
 """Seconds before the first new try after a break, of which each further one waits twice as many; and the most."""
+
+
+_CRASHED = "crashed_again"
+"""Why a request that has met one crash more does not go on."""
 
 
 class Engine(Protocol):
@@ -66,7 +70,7 @@ class ResumingEngine:
 
         Raises:
             InflightError: the engine's error; or how it broke away, where the request cannot go on.
-            ApiError: 503: the engine was away, and has not come back in time. 500: it broke away again and again.
+            ApiError: 503: the engine was away, and has not come back in time; 500: it has crashed once too often.
         """
         answer = _Answer(request)
         if not await self._readiness.comes(answer.patience_s(self._resumption.wait_s)) and not answer.is_late:
@@ -77,7 +81,9 @@ class ResumingEngine:
                     async for delta in deltas:
                         self._count(answer)
                         yield answer.take(delta)
-                return
+                if not answer.unfinished:
+                    return
+                raise ServerUnreachable("the engine's stream ended before its sequences did", broke=True)
             except (ServerUnreachable, NotFound, QueueFull) as error:
                 await self._recover(answer, error)
         for delta in answer.cut_off():
@@ -109,12 +115,12 @@ class ResumingEngine:
         why_not = await self._why_not(answer)
         if why_not:
             self._metrics.resumed(why_not)
-            raise crashed_again() if why_not == "crashed_again" else error
+            raise (crashed() if why_not == _CRASHED else error) from error
 
     async def _why_not(self, answer: _Answer) -> str | None:
         """Wait for the engine, and return why the request cannot go on; None: it can."""
         if answer.crashes > MOST_CRASHES:
-            return "crashed_again"
+            return _CRASHED
         if answer.has_begun and not self._resumption.behind_tokens:
             return "unsupported"
         left_s = answer.patience_s(self._resumption.wait_s)
@@ -138,6 +144,8 @@ class _Sequence:
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    resumed: int = 0
+    """How many of the tokens it goes on behind."""
     ended: bool = False
 
 
@@ -210,6 +218,7 @@ class _Answer:
         request, sequence = self.request, self._sequences[number]
         seed = None if request.seed is None else (request.seed + number) % (MAX_SEED + 1)
         scored = number == 0 and not sequence.tokens
+        sequence.resumed = len(sequence.tokens)
         rest = replace(
             request,
             sequences=1,
@@ -229,9 +238,14 @@ class _Answer:
         return request
 
     def take(self, delta: EngineDelta) -> EngineDelta:
-        """Take what has come, and return it as part of the whole answer."""
+        """Take what has come, and return it as part of the whole answer. Raises EngineFailure: it cannot be that."""
         sequence = self._sequences[delta.index]
+        if sequence.ended:
+            raise EngineFailure(f"a response of sequence {delta.index} has come behind its end")
         sequence.tokens += delta.tokens
+        if sequence.resumed and delta.output_tokens != len(sequence.tokens):
+            counts = f"{delta.output_tokens} tokens, and {len(sequence.tokens)} have come"
+            raise EngineFailure(f"sequence {delta.index} does not go on where it broke off: the engine counts {counts}")
         sequence.log_probs += delta.log_probs
         sequence.ended = delta.finish_reason is not None
         self._lost_at = self._starts = None
@@ -250,7 +264,8 @@ class _Answer:
         if self._lost_at is None:
             self._lost_at, self._pauses = _now(), 0
         self._pauses += 1
-        if starts != self._starts and not _never_ran(error):
+        broke = isinstance(error, ServerUnreachable) and error.broke
+        if broke and starts != self._starts:
             self.crashes += 1
             self._starts = starts
 
@@ -262,11 +277,6 @@ class _Answer:
         return [
             EngineDelta(number, [], None, "deadline", [], [], len(sequence.tokens), 0, {}) for number, sequence in rest
         ]
-
-
-def _never_ran(error: InflightError) -> bool:
-    """Return whether a request that has failed so cannot have been at work in the engine."""
-    return isinstance(error, NotFound | QueueFull) or "failed to connect" in str(error)
 
 
 def _now() -> float:

@@ -22,13 +22,13 @@ from contextlib import suppress
 from http import HTTPStatus
 
 from inflight.addresses import nearest_of
+from inflight.serve.envoy.replies import RETRY_AFTER_S
 from inflight.serve.metrics_page import CONTENT_TYPE, MetricsPage
 from inflight.serve.server import address_of, require_free
 from inflight.serve.status import State, Status
 
 KEPT_S = 0.5
 """How long a page of metrics is given out again."""
-RETRY_AFTER_S = 2
 _REQUEST_S = 5.0
 """The time that a request may take, and its answer."""
 _HEAD_BYTES = 16 << 10

@@ -1,7 +1,8 @@
-"""Reads files of API keys: one per line, with empty lines and lines of comments (``#``) between them."""
+"""Reads files of API keys, one per line, with empty lines and lines of comments (``#``) between them; names clients."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def read_keys(path: Path, setting: str) -> tuple[Stamp, tuple[str, ...]]:
     if any(" " in key or "\t" in key for key in keys):
         raise DeploymentError(f"{setting}: {path} has a key with a space in it")
     return stamp, tuple(dict.fromkeys(keys))
+
+
+def hash_of(key: str) -> bytes:
+    """Return the hash of a key, which does not give it away."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def client_of(key: str) -> str:
+    """Return the name of the client whose key this is, the same wherever it is asked for."""
+    return hash_of(key).hex()[:16]
 
 
 def stamp_of(path: Path) -> Stamp:

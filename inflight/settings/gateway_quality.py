@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from inflight.settings.door import check_address
 from inflight.settings.section import Section
 
-Address = Annotated[str, Field(pattern=re.compile(r"^[^\s/]+:[0-9]{1,5}$"))]
+Address = Annotated[str, AfterValidator(check_address)]
 
 
 class GatewayQualitySettings(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -142,25 +143,35 @@ def test_what_samples_without_a_seed_keeps_the_one_that_the_gateway_chose(served
         assert drawn.requests[-1].seed is None
 
 
-def test_what_meets_a_third_crash_ends_with_its_error(served: Served) -> None:
+def start_again(running: Inside) -> None:
+    """Have the gateway see that the engine has started again."""
+    running.gateway.readiness.show(False)
+    running.gateway.readiness.show(True)
+
+
+def test_what_meets_a_third_crash_ends_with_an_error_of_its_own(served: Served) -> None:
     running, drawn = served
     before = outcomes(running).get("crashed_again", 0)
-
-    def restart() -> None:
-        running.gateway.readiness.show(False)
-        running.gateway.readiness.show(True)
-
-    vars(drawn).update(vars(Drawn([TEXT], breaks=[0, 0, 0, 0], at_break=restart)))
+    at_break = partial(start_again, running)
+    vars(drawn).update(vars(Drawn([TEXT], breaks=[0, 0, 0, 0], at_break=at_break)))
     with running.client() as client:
         whole = client.post(CHAT, json={"model": MODEL, **HI})
         assert len(drawn.requests) == 3
         vars(drawn).update(vars(Drawn([TEXT], seed=1, breaks=[3, 3, 3])))
         with client.stream("POST", CHAT, json={"model": MODEL, **HI, "stream": True}) as response:
             *_, last = [line for line in response.iter_lines() if line]
-    assert (whole.status_code, whole.headers["x-should-retry"]) == (500, "false")
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_failure"
+    assert (whole.status_code, whole.headers["x-should-retry"]) == (500, "false"), "nobody is to send it again"
+    assert whole.json()["error"]["code"] == json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_crashed"
     assert outcomes(running)["crashed_again"] == before + 2
     assert len(drawn.requests) == 3
+
+
+@pytest.mark.parametrize("words", ["failed to connect to all addresses; recvmsg: Reset", "the model is not ready"])
+def test_an_engine_that_was_away_each_time_has_not_crashed(served: Served, words: str) -> None:
+    error, at_break = from_wire(words, "UNAVAILABLE"), partial(start_again, served[0])
+    drawn = Drawn([TEXT], seed=2, error=error, breaks=[0] * 4, at_break=at_break)
+    unbroken, *broken = unbroken_and_broken(served, drawn, CHAT, HI, [0] * 4)
+    assert broken == [unbroken] * 2
 
 
 @pytest.mark.parametrize("error", [from_wire(DEAD_STAGE), from_wire("Request for unknown model: 'tensorrt_llm'")])

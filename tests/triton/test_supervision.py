@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from inflight.addresses import read_directly
-from inflight.client.aio import AsyncClient, AsyncHttpClient, Retry
+from inflight.client import AsyncClient, AsyncHttpClient, Retry
 from inflight.client.errors import ServerUnreachable
 from inflight.client.request import GenerateOptions
 from inflight.errors import DeploymentError, InflightError

@@ -22,6 +22,8 @@ from tests.support.tables import each_row
 TEXT = "".join(PIECES)
 RESUME = Retry(first_pause=0.01, resume=True)
 DEAD = "in ensemble 'ensemble', message: Stub process 'tensorrt_llm_0_0' is not healthy."
+BROKE = "the server broke under this request; send it again later"
+"""The door's words."""
 EVERYTHING = GenerateOptions(
     seed=7,
     temperature=1.0,
@@ -243,6 +245,21 @@ def test_a_dying_server_is_one_break_however_often_it_answers() -> None:
     assert attempts.pause(dead, progressed=False) is None
 
 
+@pytest.mark.parametrize("retry", [Retry(attempts=99), Retry(resume=True)])
+def test_a_request_under_which_servers_break_is_not_sent_for_ever(retry: Retry) -> None:
+    attempts, broke = Attempts(retry), from_wire(BROKE, "UNAVAILABLE")
+    for _ in range(3):
+        assert attempts.pause(ServerUnreachable("failed to connect"), progressed=False) is not None
+        assert attempts.pause(broke, progressed=False) is not None
+    assert attempts.pause(broke, progressed=False) is None
+
+
+def test_too_many_requests_may_be_sent_later_and_too_large_ones_may_not() -> None:
+    assert type(from_wire("this client sends too many requests", "RESOURCE_EXHAUSTED")) is errors.QueueFull
+    large = from_wire("SERVER: Received message larger than max (5 vs. 4)", "RESOURCE_EXHAUSTED")
+    assert type(large) is errors.EngineFailure
+
+
 @each_row(
     ("message", "status", "broke"),
     [
@@ -256,6 +273,8 @@ def test_a_dying_server_is_one_break_however_often_it_answers() -> None:
         ("Received http2 header with status: 502", "UNAVAILABLE", True),
         ("Received http2 header with status: 503", "UNAVAILABLE", False),
         ("no healthy upstream", "UNAVAILABLE", False),
+        (BROKE, "UNAVAILABLE", True),
+        (DEAD, "INTERNAL", True),
         (
             "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure",
             "",

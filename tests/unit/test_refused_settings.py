@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from inflight import errors
 from inflight.contract import STAGES
@@ -14,6 +15,7 @@ from inflight.errors import DeploymentError, InvalidRequest, nearest
 from inflight.inputs import FOREIGN_NAMES, check_parameters
 from inflight.sampling import SamplingParams
 from inflight.settings.deployment import load_deployment
+from inflight.settings.gateway_quality import GatewayQualitySettings
 from scripts import write_reference as reference
 from tests.support.tables import each_row
 
@@ -142,3 +144,9 @@ def test_a_replays_pace_needs_the_replay_engine(tmp_path: Path, engine: str, acc
 
 def test_the_demo_is_a_deployment() -> None:
     assert load_deployment(ROOT / "deployments/demo").model.name == "model"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "10.0.0.7:99999", "grpc://10.0.0.7:8001", "a b:1", ":8001"])
+def test_an_address_of_a_reference_is_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(ValidationError, match="reference"):
+        GatewayQualitySettings(reference=address)

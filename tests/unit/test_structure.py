@@ -61,7 +61,7 @@ LAYERS: dict[str, set[str]] = {
         "shared_counters",
     },
     "trtllm": {"clock", "contract", "engine", "errors", "manifest", "sampling", "settings", "text"},
-    "client": {"addresses", "contract", "errors"},
+    "client": {"addresses", "contract", "errors", "sampling"},
     "gateway": {
         "addresses",
         "client",

@@ -16,7 +16,7 @@ from inflight.errors import DeploymentError
 from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
 from inflight.serve.envoy.filters import api_keys, tokens
 from inflight.serve.envoy.values import AUTH, CERTIFICATE, CLIENT_CA, KEYS, ROUTES, Config, Upstreams, typed
-from inflight.settings.api_keys import read_keys
+from inflight.settings.api_keys import LARGEST_FILE, read_keys
 from inflight.settings.deployment import Deployment
 
 CONFIGURATION = "envoy.json"
@@ -25,7 +25,6 @@ ADMIN_SOCKET = "admin.sock"
 """The socket of Envoy's administration, in the folder of its files."""
 _ADMIN_ELSEWHERE = Path("/tmp/admin.sock")
 """The same, where the folder is seen elsewhere: it may be mounted read-only."""
-_LARGEST_FILE = 1 << 20
 _SECRET = "extensions.transport_sockets.tls.v3.Secret"
 _EXTENSION = "config.core.v3.TypedExtensionConfig"
 
@@ -160,9 +159,9 @@ def _client_ca(deployment: Deployment) -> Config:
 def _read(path: Path, setting: str) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise DeploymentError(f"{setting}: {path} has more than {_LARGEST_FILE} bytes")
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise DeploymentError(f"{setting}: {path} has more than {LARGEST_FILE} bytes")
         return content.decode()
     except OSError as error:
         raise DeploymentError(f"{setting}: {path} cannot be read: {error.strerror}") from None

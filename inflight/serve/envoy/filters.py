@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from inflight.serve.envoy.values import (
     seconds,
     typed,
 )
+from inflight.settings.api_keys import client_of
 from inflight.settings.door import STANDARD_OUTPUT, DoorSettings
 
 _API_KEY = "extensions.filters.http.api_key_auth.v3.ApiKeyAuth"
@@ -121,11 +121,6 @@ def api_keys(keys: Sequence[str], *, forwarded: bool) -> Config:
         key_sources=[{"header": "authorization"}, {"header": "x-api-key"}],
         forwarding={"header": CLIENT_HEADER, "hide_credentials": not forwarded},
     )
-
-
-def client_of(key: str) -> str:
-    """Return the name of the client whose key this is, which does not give the key away; the gateway has the same."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def tokens(settings: DoorSettings, jwks: str) -> Config:

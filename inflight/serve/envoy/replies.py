@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from inflight.serve.envoy.values import Config
@@ -25,32 +26,36 @@ _WORDS = {
     503: "the server starts again, stops, or has too much to do; send the request again later",
     504: "the server has not answered for too long",
 }
+_BROKE = "the server broke under this request; send it again later"
+"""Of a request that a server had got when its connection ended: the clients of `inflight.client` know these words."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors that are not of a whole hundred of statuses."""
 _GRPC_STATUS = dict.fromkeys((413, 415, 431), "3")
 """The status of gRPC, here INVALID_ARGUMENT, where Envoy's own for that of HTTP would say nothing: UNKNOWN."""
-_GRPC = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
-_KSERVE = {"name": ":path", "string_match": {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}}
+_GRPC = {"header_filter": {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}}
+_KSERVE_PATHS = {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}
+_KSERVE = {"header_filter": {"header": {"name": ":path", "string_match": _KSERVE_PATHS}}}
 
 
 def local_replies() -> Config:
     """Return the texts and shapes of all that the door answers by itself. The first one that fits counts."""
-    return {"mappers": [mapper for status, words in _WORDS.items() for mapper in _of_status(status, words)]}
+    broke = _of_status(503, _BROKE, {"response_flag_filter": {"flags": ["UC", "UR"]}})
+    return {"mappers": [*broke, *(mapper for status, words in _WORDS.items() for mapper in _of_status(status, words))]}
 
 
-def _of_status(status: int, words: str) -> list[Config]:
+def _of_status(status: int, words: str, *filters: Config) -> list[Config]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    said = _ROUTE_SAYS if status == 404 else words
     openai = {"error": {"message": words, "type": kind, "param": None, "code": None}}
-    grpc_status = _GRPC_STATUS.get(status)
     return [
         _mapper(
             status,
-            [_GRPC],
-            {"text_format_source": {"inline_string": _ROUTE_SAYS if status == 404 else words}},
-            grpc_status,
+            [*filters, _GRPC],
+            {"text_format_source": {"inline_string": said}},
+            _GRPC_STATUS.get(status),
         ),
-        _mapper(status, [_KSERVE], _as_json({"error": words})),
-        _mapper(status, [], _as_json(openai)),
+        _mapper(status, [*filters, _KSERVE], _as_json({"error": words})),
+        _mapper(status, filters, _as_json(openai)),
     ]
 
 
@@ -58,10 +63,9 @@ def _as_json(body: dict[str, Any]) -> Config:
     return {"json_format": body, "content_type": "application/json"}
 
 
-def _mapper(status: int, headers: list[Config], body: Config, grpc_status: str | None = None) -> Config:
+def _mapper(status: int, others: Sequence[Config], body: Config, grpc_status: str | None = None) -> Config:
     comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"door.reply_{status}"}}
-    filters: list[Config] = [{"status_code_filter": {"comparison": comparison}}]
-    filters += [{"header_filter": {"header": header}} for header in headers]
+    filters: list[Config] = [{"status_code_filter": {"comparison": comparison}}, *others]
     mapper: Config = {
         "filter": {"and_filter": {"filters": filters}} if len(filters) > 1 else filters[0],
         "body_format_override": body,

@@ -33,7 +33,7 @@ class Drawn:
     first_token_s: float = 0.001
     breaks: list[int] = field(default_factory=list)
     """After so many responses the engine breaks away from all that it serves, and starts again: each time."""
-    error: InflightError = field(default_factory=lambda: ServerUnreachable("Socket closed"))
+    error: InflightError = field(default_factory=lambda: ServerUnreachable("Socket closed", broke=True))
     """How it breaks away."""
     at_break: Callable[[], None] = field(default=lambda: None, repr=False)
     """Is called when it does."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from inflight.errors import DeploymentError
 from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
+from inflight.serve.envoy.conflicts import check_settings
 from inflight.serve.envoy.filters import api_keys, tokens
 from inflight.serve.envoy.values import AUTH, CERTIFICATE, CLIENT_CA, KEYS, ROUTES, Config, Upstreams, typed
 from inflight.settings.api_keys import read_keys
@@ -43,8 +44,9 @@ def write_configuration(
         seen: where Envoy will find the folder, as in a container; None: where it is.
 
     Raises:
-        DeploymentError: a file of keys or certificates cannot be used.
+        DeploymentError: a file of keys or certificates cannot be used, or settings exclude each other.
     """
+    check_settings(deployment)
     write_private(folder / CONFIGURATION, bootstrap(deployment, replicas, addresses, seen or folder))
     write_private(folder / f"{ROUTES}.json", discovered(routes(deployment, replicas)))
     for name in named_files(deployment):
@@ -88,7 +90,7 @@ def _keys(deployment: Deployment) -> Config:
     door = deployment.door
     if door.api_keys_file is not None:
         _, keys = read_keys(door.api_keys_file, "door.api_keys_file")
-        asked = api_keys(keys, forwarded=deployment.gateway.api_keys_file is not None)
+        asked = api_keys(keys)
     else:
         assert door.jwt.jwks_file is not None, "the caller looks"
         asked = tokens(door, _jwks(door.jwt.jwks_file))

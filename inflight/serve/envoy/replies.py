@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.serve.envoy.values import Config
+from inflight.serve.envoy.values import SHOULD_RETRY, Config
 
 RETRY_AFTER_S = 2
 """Seconds that a client which is refused for now is told to wait."""
@@ -19,7 +19,6 @@ _WORDS = {
     408: "the request took too long to arrive, or nothing moved for too long",
     413: "the request's body is too large",
     415: "compressed bodies are not accepted",
-    426: "HTTP/1.1 or HTTP/2 is needed",
     429: "this client sends too many requests; send the next one later",
     431: "the request's headers are too large, or too many",
     503: "the server starts again, stops, or has too much to do; send the request again later",
@@ -31,34 +30,42 @@ _GRPC = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
 _KSERVE = {"name": ":path", "string_match": {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}}
 
 
-def local_replies() -> Config:
-    """Return the texts and shapes of all that the door answers by itself. The first one that fits counts."""
-    return {"mappers": [mapper for status, words in _WORDS.items() for mapper in _of_status(status, words)]}
+def local_replies(elsewhere: bool) -> Config:
+    """Return the texts and shapes of all that the door answers by itself. The first one that fits counts.
+
+    Args:
+        elsewhere: whether a door before this one is told to send elsewhere what is refused with 503.
+    """
+    return {"mappers": [one for status, words in _WORDS.items() for one in _of_status(status, words, elsewhere)]}
 
 
-def _of_status(status: int, words: str) -> list[Config]:
+def _of_status(status: int, words: str, elsewhere: bool) -> list[Config]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     openai = {"error": {"message": words, "type": kind, "param": None, "code": None}}
-    return [
-        _mapper(status, [_GRPC], {"text_format_source": {"inline_string": _ROUTE_SAYS if status == 404 else words}}),
-        _mapper(status, [_KSERVE], _as_json({"error": words})),
-        _mapper(status, [], _as_json(openai)),
-    ]
+    text: Config = {"text_format_source": {"inline_string": _ROUTE_SAYS if status == 404 else words}}
+    shapes: tuple[tuple[list[Config], Config], ...] = (
+        ([_GRPC], text),
+        ([_KSERVE], _as_json({"error": words})),
+        ([], _as_json(openai)),
+    )
+    added = {"retry-after": str(RETRY_AFTER_S)} if status in _LATER else {}
+    added |= {SHOULD_RETRY: "true"} if elsewhere and status == 503 else {}
+    return [_mapper(status, headers, body, added) for headers, body in shapes]
 
 
 def _as_json(body: dict[str, Any]) -> Config:
     return {"json_format": body, "content_type": "application/json"}
 
 
-def _mapper(status: int, headers: list[Config], body: Config) -> Config:
+def _mapper(status: int, headers: list[Config], body: Config, added: dict[str, str]) -> Config:
     comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"door.reply_{status}"}}
     filters: list[Config] = [{"status_code_filter": {"comparison": comparison}}]
     filters += [{"header_filter": {"header": header}} for header in headers]
-    mapper: Config = {
+    return {
         "filter": {"and_filter": {"filters": filters}} if len(filters) > 1 else filters[0],
         "body_format_override": body,
+        "headers_to_add": [
+            {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+            for name, value in added.items()
+        ],
     }
-    if status in _LATER:
-        later = {"header": {"key": "retry-after", "value": str(RETRY_AFTER_S)}}
-        mapper["headers_to_add"] = [{**later, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]
-    return mapper

@@ -70,7 +70,9 @@ Envoy resets the stream, which is INTERNAL, and HAProxy ends it as if it were wh
 _NO_CONNECTION = "failed to connect"
 _TRANSPORTS_WORDS = re.compile(rf"\bipv[46]:|Socket closed|{_NO_CONNECTION}|{_CUT_STREAM.pattern}", re.IGNORECASE)
 """What tells that no server wrote a message but gRPC's library, which begins some of its own with a status, too."""
-_PROXYS_WORDS = re.compile("broke under this request|reset reason: (connection termination|remote reset)|header with status: 502")
+_PROXYS_WORDS = re.compile(
+    "broke under this request|reset reason: (connection termination|remote reset)|header with status: 502"
+)
 """What proxies say of a server whose connection broke under a request; of one that is away they say something else."""
 STATUS_OF_HTTP = {
     400: "INVALID_ARGUMENT",

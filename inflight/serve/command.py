@@ -30,6 +30,7 @@ from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.service import Service
 from inflight.settings.deployment import FILE_NAME, Deployment, load_deployment
+from inflight.settings.door import DoorSettings
 
 KV_CACHE_LINE = re.compile(r'KV cache(?:, second tier)? in [^"\n]*')
 """Matches what the portable engine logs of its size, in a line of text or of JSON."""
@@ -65,6 +66,9 @@ def serve(
     door: Annotated[
         bool | None, typer.Option("--door/--no-door", help="Have Envoy own the ports; the deployment's by default.")
     ] = None,
+    behind_a_door: Annotated[
+        bool, typer.Option("--behind-a-door", help="Another door stands before this one; needs the door.")
+    ] = False,
     no_gateway: Annotated[bool, typer.Option("--no-gateway", help="Serve no OpenAI API.")] = False,
 ) -> None:
     """Serve a deployment until Ctrl-C."""
@@ -84,9 +88,8 @@ def serve(
             deployment = override_server(load_deployment(chosen), overrides)
             observability = deployment.observability.model_copy(update=shown)  # which the stages are told
             gateway = deployment.gateway.model_copy(update=front)
-            chosen_door = {} if door is None else {"enabled": door}
             sections = {"observability": observability, "gateway": gateway}
-            sections["door"] = deployment.door.model_copy(update=chosen_door)
+            sections["door"] = _override_door(deployment.door, door, behind_a_door)
             deployment = deployment.model_copy(update=sections)
             _serve(chosen, deployment, triton, signals)
     except DeploymentError as error:
@@ -103,6 +106,15 @@ def _fail(reason: str) -> NoReturn:
 def override_server(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:
     """Return the deployment with other values of ``server``."""
     return deployment.model_copy(update={"server": deployment.server.model_copy(update=overrides)})
+
+
+def _override_door(settings: DoorSettings, enabled: bool | None, behind_a_door: bool) -> DoorSettings:
+    chosen: dict[str, Any] = {} if enabled is None else {"enabled": enabled}
+    chosen |= {"behind_a_door": True} if behind_a_door else {}
+    found = settings.model_copy(update=chosen)
+    if behind_a_door and not found.enabled:
+        raise DeploymentError("--behind-a-door needs --door, or `door.enabled` in the deployment")
+    return found
 
 
 def _choose(directory: str | None, model: str | None, scratch: Path) -> Path:

@@ -21,6 +21,7 @@ from inflight.errors import DeploymentError
 from inflight.serve import shields
 from inflight.serve.envoy.admin import REFUSALS, ask, refusals, says_that_it_lives
 from inflight.serve.envoy.bootstrap import public_addresses
+from inflight.serve.envoy.conflicts import check_settings
 from inflight.serve.envoy.files import (
     ADMIN_SOCKET,
     CONFIGURATION,
@@ -117,7 +118,8 @@ class DoorProcess:
             DeploymentError: a port is busy, Envoy is not installed, or a key or certificate cannot be used.
         """
         envoy_path()
-        server, gateway = self._deployment.server, self._deployment.gateway
+        check_settings(self._deployment)
+        server = self._deployment.server
         named = {server.http_port: "http_port", server.grpc_port: "grpc_port", server.metrics_port: "metrics_port"}
         for address in self.addresses:
             host, _, port = address.rpartition(":")
@@ -125,8 +127,6 @@ class DoorProcess:
             require_free(host.strip("[]"), name, int(port))
         for name in named_files(self._deployment):
             resource(self._deployment, name)
-        if self._deployment.door.jwt.jwks_file is not None and gateway.api_keys_file is not None:
-            raise DeploymentError("gateway.api_keys_file and door.jwt.jwks_file exclude each other")
 
     def start(self) -> None:
         """Start it; it does not serve yet.
@@ -135,9 +135,9 @@ class DoorProcess:
             DeploymentError: a key or certificate cannot be used.
         """
         self._scratch = temporary_directory("inflight-door-")
-        write_configuration(self.folder, self._deployment, self._replicas, self.addresses)
-        for name in named_files(self._deployment):
+        for name in named_files(self._deployment):  # before they are read: a later change is one
             self._stamps[name] = self._stamps_of(name)
+        write_configuration(self.folder, self._deployment, self._replicas, self.addresses)
         # The kernel's signal at the parent's death comes at the death of the thread that started the process.
         self._thread = threading.Thread(target=self._keep, name="door", daemon=True)
         self._thread.start()
@@ -310,6 +310,7 @@ class DoorProcess:
                 *("--config-path", str(self.folder / CONFIGURATION), "--concurrency", str(threads)),
                 *("--disable-hot-restart", "--log-level", "warning", "--log-path", str(self.log_path)),
             ],
+            cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # it writes to its log; the access log may go to the standard output
             start_new_session=True,  # Ctrl-C is the parent's to handle

@@ -180,6 +180,16 @@ class DoorSettings(Section):
         60, description="a client that takes nothing of what waits for it for so long loses its connection"
     )
     ab: VariantSettings = VariantSettings()
+    behind_a_door: bool = Field(
+        False,
+        description="whether another door stands before this one: a request that its server cannot take gets 503 at "
+        "once, `retries` does not count, and that door sends it to another server",
+    )
+
+    @property
+    def asks(self) -> bool:
+        """Whether clients need a key or a token."""
+        return self.api_keys_file is not None or self.jwt.jwks_file is not None
 
     @model_validator(mode="after")
     def _asks_for_one_thing(self) -> DoorSettings:

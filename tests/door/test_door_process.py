@@ -19,10 +19,11 @@ from inflight.errors import DeploymentError
 from inflight.serve import log as log_module
 from inflight.serve.door import DoorProcess, Upstreams, envoy_path
 from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
-from inflight.serve.envoy.files import ADMIN_SOCKET, named_files, write
+from inflight.serve.envoy.conflicts import check_settings
+from inflight.serve.envoy.files import ADMIN_SOCKET, named_files, write, write_configuration
 from inflight.serve.envoy.values import KEYS, ROUTES, typed
 from inflight.settings.deployment import validate
-from tests.door.support.doors import Recorder, deployment_with, door
+from tests.door.support.doors import Recorder, Relay, deployment_with, door
 from tests.support.waiting import wait_until
 
 ONE = Upstreams("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")
@@ -147,8 +148,71 @@ def test_a_second_deployment_gets_its_share_and_sticks() -> None:
             same = {running.ask("GET", "/v2", f"x-session-id: {session}").json["server"] for _ in range(4)}
             assert len(same) == 1
         page = running.process.metrics()
-        assert f'server="variant_http",code="200"}} {len(second.requests)}' in page
+        asked = Counter(not one["path"].startswith("/v1") for one in second.requests if "health" not in one["path"])
+        assert f'server="variant_gateway",code="200"}} {asked[False]}' in page
+        assert f'server="variant_http",code="200"}} {asked[True]}' in page
     second.close()
+
+
+def test_while_a_second_deployment_is_away_the_first_one_answers_for_it() -> None:
+    second = Recorder("second")
+    relay = Relay(second.address)
+    with door(ab={"address": relay.address, "percent": 100}) as running:
+
+        def answers() -> tuple[str | None, str | None, int]:
+            answer = running.ask("POST", "/v1/messages", body=b"{}")
+            return answer.json.get("server"), answer.headers.get("x-inflight-variant"), answer.status
+
+        assert wait_until(lambda: answers() == ("second", "b", 200))
+        second.status = 503  # it starts again
+        assert wait_until(lambda: answers() == ("gateway", "a", 200))
+        second.status = 200
+        assert wait_until(lambda: answers() == ("second", "b", 200))
+        relay.cut()
+        assert wait_until(lambda: answers() == ("gateway", "a", 200))
+        relay.open()
+        assert wait_until(lambda: answers() == ("second", "b", 200))
+    relay.cut()
+    second.close()
+
+
+def test_keys_that_change_while_the_door_starts_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-old\n")
+
+    def write_and_change(*arguments: Any) -> None:
+        write_configuration(*arguments)
+        keys.write_text("sk-newer\n")
+
+    monkeypatch.setattr("inflight.serve.door.write_configuration", write_and_change)
+    with door(api_keys_file=keys) as running:
+        assert wait_until(lambda: running.ask("GET", "/v2", "x-api-key: sk-newer").status == 200, within_s=10)
+
+
+KEY_FILE: dict[str, Any] = {"api_keys_file": Path("keys")}
+
+
+@pytest.mark.parametrize(
+    ("door_settings", "gateway", "message"),
+    [
+        ({}, {"host": "127.0.0.2"}, "gateway.host has no effect with the door"),
+        ({"jwt": {"jwks_file": "j"}}, KEY_FILE, "gateway.api_keys_file and door.jwt.jwks_file exclude each other"),
+        (
+            {"behind_a_door": True, "tls": {"certificate": "c", "private_key": "k"}},
+            {},
+            "door.tls and door.behind_a_door exclude each other",
+        ),
+        ({"behind_a_door": True, "rate_limit": {"requests": 1}}, {}, "need api_keys_file or jwt"),
+    ],
+)
+def test_settings_that_cannot_hold_together_are_refused(
+    door_settings: dict[str, Any], gateway: dict[str, Any], message: str
+) -> None:
+    deployment = deployment_with(**door_settings)
+    changed = deployment.model_copy(update={"gateway": deployment.gateway.model_copy(update=gateway)})
+    with pytest.raises(DeploymentError, match=message):
+        check_settings(changed)
+    check_settings(deployment_with(behind_a_door=True, rate_limit={"requests": 1}, **KEY_FILE))
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,24 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
             assert (type(error), error.retry_after_s) == (QueueFull, 2)
 
 
-def test_a_request_whose_tries_are_spent_may_have_broken_the_server() -> None:
+def test_a_server_that_is_away_has_not_broken_under_the_request() -> None:
     with door("grpc", "http", retries=1) as running:
         for relay in running.relays.values():
             relay.cut()
         for kind in (Client, HttpClient):
             error = refused(running, kind)
             assert isinstance(error, ServerUnreachable)
-            assert error.broke
+            assert not error.broke
             assert error.retry_after_s == 2
+
+
+def test_a_server_may_have_broken_under_a_request_that_it_had_got() -> None:
+    with door() as running:
+        running.recorder.breaks = 100
+        error = refused(running, HttpClient)
+        assert isinstance(error, ServerUnreachable)
+        assert error.broke
+        assert error.retry_after_s == 2
 
 
 def test_a_door_that_drains_has_broken_nothing() -> None:

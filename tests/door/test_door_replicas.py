@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.serve.server import free_ports
-from tests.door.support.doors import DEMO, Recorder, send
+from tests.door.support.doors import DEMO, Answer, Recorder, door, send
 from tests.support.fake_server import FakeServer
 from tests.support.waiting import wait_until
 
@@ -40,6 +42,11 @@ def deployment(tmp_path: Path) -> tuple[Path, int]:
     }
     (tmp_path / "deployment.yaml").write_text(yaml.safe_dump(settings))
     return tmp_path, http
+
+
+def ask(port: int, path: str, *headers: str, method: str = "GET") -> Answer:
+    lines = [f"{method} {path} HTTP/1.1", "host: a", "connection: close", *headers]
+    return send(port, "\r\n".join([*lines, "", ""]).encode())
 
 
 @contextmanager
@@ -95,6 +102,74 @@ def test_grpc_goes_to_the_ports_that_are_named(deployment: tuple[Path, int]) -> 
             stub = GRPCInferenceServiceStub(channel)
             assert stub.ServerReady(pb.ServerReadyRequest(), wait_for_ready=True).ready
     http.close()
+
+
+def test_servers_without_a_door_are_asked_by_paths_that_they_have(deployment: tuple[Path, int]) -> None:
+    folder, port = deployment
+    file = folder / "deployment.yaml"
+    file.write_text(file.read_text().replace("exit_timeout_s: 2", "exit_timeout_s: 60"))
+    first, second = Recorder("first"), Recorder("second")
+    for one in (first, second):
+        one.known = ("/v2/health/ready", "/v1/models")  # such as Triton's: /ready is not among them
+    addresses = [one.address.rpartition(":")[2] for one in (first, second)]
+    replicas = [argument for one in addresses for argument in ("--replica", f"127.0.0.1:{one}:1:{one}")]
+    with running(*replicas, port=port, folder=folder) as process:
+        assert wait_until(lambda: ask(port, "/ready").status == 200)
+        stream = socket.create_connection(("127.0.0.1", port), 60)
+        stream.sendall(b"GET /v1/models?events=1 HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert wait_until(lambda: any("events" in one["path"] for one in first.requests + second.requests))
+        process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: ask(port, "/v1/models").status == 503)
+        assert [ask(port, path).status for path in ("/live", "/ready", "/v2/health/ready")] == [200, 503, 503]
+        for one in (first, second):
+            one.more.release()
+        stream.close()
+        assert process.wait(60) == 0
+    first.close()
+    second.close()
+
+
+def test_doors_behind_a_door_ask_for_the_same_keys(deployment: tuple[Path, int], tmp_path: Path) -> None:
+    folder, port = deployment
+    keys = tmp_path / "keys"
+    keys.write_text("sk-first\n")
+    written = yaml.safe_load((folder / "deployment.yaml").read_text())
+    written["door"] = {"enabled": True, "api_keys_file": str(keys), "rate_limit": {"requests": 3, "interval_s": 3600}}
+    (folder / "deployment.yaml").write_text(yaml.safe_dump(written))
+    with (
+        door(api_keys_file=keys, behind_a_door=True) as inner,
+        running("--replica", f"127.0.0.1:{inner.port}", port=port, folder=folder),
+    ):
+        bearer = "authorization: Bearer sk-first"
+        assert ask(port, "/v1/models").status == 401
+        assert ask(port, "/v1/models", bearer).json["server"] == "gateway"
+        (got,) = (one["headers"] for one in inner.gateway.requests)
+        assert got["x-inflight-client"] == hashlib.sha256(b"sk-first").hexdigest()[:16]
+        assert "sk-first" not in json.dumps(got)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            metadata = (("authorization", "Bearer sk-first"),)
+            assert stub.ServerReady(pb.ServerReadyRequest(), metadata=metadata).ready
+        assert [ask(port, "/v2", bearer).status for _ in range(2)] == [200, 429]
+
+
+def test_a_door_behind_a_door_lets_another_server_do_what_its_own_cannot(deployment: tuple[Path, int]) -> None:
+    folder, port = deployment
+    with door("grpc", "http", "gateway", behind_a_door=True) as away, door(behind_a_door=True) as well:
+        for relay in away.relays.values():
+            relay.cut()
+        refused = away.ask("POST", "/v1/messages", body=b"{}")
+        assert (refused.status, refused.headers["x-should-retry"]) == (503, "true")
+        doors = [f"127.0.0.1:{one.port}" for one in (away, well)]
+        with running("--replica", doors[0], "--replica", doors[1], port=port, folder=folder):  # both say: ready
+            assert wait_until(lambda: ask(port, "/ready").status == 200)
+            paths = ["/v1/messages", "/v2/models/ensemble/generate"] * 4
+            assert [ask(port, path, method="POST").status for path in paths] == [200] * 8
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = GRPCInferenceServiceStub(channel)
+                assert all(stub.ServerReady(pb.ServerReadyRequest()).ready for _ in range(4))
+        asked = [one["path"] for one in away.status.requests + away.http.requests + away.gateway.requests]
+        assert set(asked) <= {"/v2/health/ready", "/ready"}
 
 
 def test_the_files_for_an_envoy_elsewhere(deployment: tuple[Path, int], tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ def _listens(port: int) -> bool:
 
 def test_it_lets_through_what_is_served_and_nothing_else(proxy: Proxy) -> None:
     assert proxy.status("GET", "/v2/models/ensemble") == 200
+    assert proxy.status("GET", "/v2/models/stats") == 200
+    assert proxy.status("GET", "/v2/models/ensemble/versions/1/config") == 200
     assert proxy.status("GET", "/v2/health/ready") == 200
     assert proxy.status("POST", "/v2/models/ensemble/generate", body=b"{}") == 200
     assert proxy.status("GET", "/v1/models/org/name") == 200
@@ -81,6 +83,8 @@ def test_it_lets_through_what_is_served_and_nothing_else(proxy: Proxy) -> None:
         ("POST", "/v2/systemsharedmemory/region/x/register"),
         ("GET", "/v1/chat/completions"),
         ("GET", "/v1/models/../../v2"),
+        ("GET", "/v1/models/a/."),
+        ("GET", "/v1/models//a"),
         ("GET", "//v2"),
         ("GET", "/v2%2Fmodels"),
     ):

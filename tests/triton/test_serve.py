@@ -264,7 +264,7 @@ def _expect_failure(reason: str, *arguments: str) -> None:
     process = _start(*arguments, *([] if "--metrics-port" in arguments else _ports()))
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode not in (0, None)
-    # A machine that stands still for a second ends Triton by a crash, after which a start is tried again, and said so. So
+    # A machine that stands still for a second ends Triton by a crash, after which a start is tried again, and said. So
     # is that a server was swept which another test has killed.
     beside = ("it restarts in", "removed what a killed server has left")
     [line] = [line for line in said.splitlines() if line.strip() and not any(words in line for words in beside)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
 import ssl
@@ -28,13 +29,16 @@ def ask(administration: Path, path: str, timeout_s: float) -> tuple[int, str]:
     """
     connection = http.client.HTTPConnection("door", timeout=timeout_s)
     connection.sock = socket.socket(socket.AF_UNIX)
+    folder = os.open(administration.parent, os.O_PATH | os.O_CLOEXEC)
     try:
         connection.sock.settimeout(timeout_s)
-        connection.sock.connect(str(administration))
+        # A socket's path has 107 bytes at most (unix(7)), which a temporary folder's may exceed.
+        connection.sock.connect(f"/proc/self/fd/{folder}/{administration.name}")
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
+        os.close(folder)
         connection.close()
 
 

@@ -52,12 +52,17 @@ def public_addresses(deployment: Deployment, address: str) -> list[str]:
 
 def routes(deployment: Deployment, replicas: Sequence[Upstreams], draining: bool = False) -> Config:
     """Return the table of routes; ``draining``: nothing but the status is served."""
+    door = deployment.door
+    if door.behind_a_door:
+        door = door.model_copy(update={"retries": 0})
+    doors = door.ab.address is not None or any(one.is_a_door for one in replicas)
     return route_configuration(
-        deployment.door,
+        door,
         decoupled=deployment.decoupled,
         gateway=any(one.gateway for one in replicas),
         replicas=len(replicas),
         status=any(one.status for one in replicas),
+        forwarded=doors or deployment.gateway.api_keys_file is not None,
         draining=draining,
     )
 

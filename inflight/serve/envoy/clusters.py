@@ -10,6 +10,8 @@ from inflight.serve.envoy.values import (
     GRPC,
     HTTP,
     STATUS,
+    VARIANT,
+    VARIANT_METADATA,
     Config,
     Upstreams,
     seconds,
@@ -36,42 +38,54 @@ def clusters(settings: DoorSettings, replicas: Sequence[Upstreams]) -> list[Conf
         GATEWAY: [one.gateway for one in replicas if one.gateway],
         STATUS: [one.status for one in replicas if one.status],
     }
-    checked = [one.http for one in replicas] if len(replicas) > 1 else None
-    found = [_cluster(name, addresses, checked) for name, addresses in targets.items() if addresses]
-    if (other := settings.ab.address) is not None:
-        found += [_cluster(f"variant_{name}", [other], None) for name in (HTTP, GRPC)]
+    asked = [one.http if len(replicas) > 1 else None for one in replicas]
+    found = []
+    for name, addresses in targets.items():
+        own = [_endpoint(*pair, "a") for pair in zip(addresses, asked, strict=True)] if addresses else []
+        found += [_cluster(name, [own], checked=len(replicas) > 1)] if own else []
+        if own and name != STATUS and (other := settings.ab.address) is not None:
+            # What comes second takes all while what comes first is not ready.
+            found.append(_cluster(f"{VARIANT}{name}", [[_endpoint(other, other, settings.ab.name)], own], checked=True))
     return found
 
 
-def _cluster(name: str, addresses: Sequence[str], checked: Sequence[str] | None) -> Config:
-    """Return one cluster; ``checked`` are the addresses that are asked whether the replicas are ready, if any are."""
-    asked: Sequence[str | None] = checked or [None] * len(addresses)
-    endpoints = [_endpoint(*pair) for pair in zip(addresses, asked, strict=True)]
+def _cluster(name: str, endpoints: Sequence[Sequence[Config]], *, checked: bool) -> Config:
+    """Return one cluster.
+
+    Args:
+        name: of the cluster.
+        endpoints: the servers; those of a later group get something only while none of an earlier one is ready.
+        checked: whether servers are asked whether they are ready.
+    """
+    hosts = [one["endpoint"]["address"]["socket_address"]["address"] for group in endpoints for one in group]
+    groups = [{"priority": number, "lb_endpoints": group} for number, group in enumerate(endpoints)]
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
     cluster: Config = {
         "name": name,
-        "type": "STATIC" if all(map(_is_number, addresses)) else "STRICT_DNS",
+        "type": "STATIC" if all(map(_is_number, hosts)) else "STRICT_DNS",
         "connect_timeout": seconds(_CONNECT_S),
         "per_connection_buffer_limit_bytes": _BUFFER_BYTES,
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        "load_assignment": {"cluster_name": name, "endpoints": groups},
         "circuit_breakers": {"thresholds": [limits]},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _protocol(name)},
     }
-    if checked is not None:
+    if checked:
         cluster |= {"health_checks": [_health_check()], "common_lb_config": {"healthy_panic_threshold": {"value": 0}}}
     return cluster
 
 
-def _endpoint(address: str, checked: str | None) -> Config:
-    endpoint: Config = {"address": socket_address(address)}
-    if checked is not None:
-        endpoint["health_check_config"] = {"port_value": int(checked.rpartition(":")[2])}
-    return {"endpoint": endpoint}
+def _endpoint(address: str, asked: str | None, variant: str) -> Config:
+    """Return one server: its address, the one that says whether it is ready (None: it always is), its deployment."""
+    check = {"disable_active_health_check": True} if asked is None else {"port_value": int(asked.rpartition(":")[2])}
+    return {
+        "endpoint": {"address": socket_address(address), "health_check_config": check},
+        "metadata": {"filter_metadata": {VARIANT_METADATA[0]: {VARIANT_METADATA[1]: variant}}},
+    }
 
 
-def _is_number(address: str) -> bool:
+def _is_number(host: str) -> bool:
     try:
-        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+        ipaddress.ip_address(host)
     except ValueError:
         return False
     return True
@@ -87,7 +101,7 @@ def _protocol(name: str) -> Config:
         }
         idle_s = None
     else:
-        spoken, idle_s = {"http_protocol_options": {}}, _IDLE_S.get(name, _IDLE_S[GATEWAY])
+        spoken, idle_s = {"http_protocol_options": {}}, _IDLE_S[name.removeprefix(VARIANT)]
     options: Config = {"explicit_http_config": spoken}
     if idle_s is not None:
         options["common_http_protocol_options"] = {"idle_timeout": seconds(idle_s)}

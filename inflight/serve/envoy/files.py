@@ -14,6 +14,7 @@ from pathlib import Path
 
 from inflight.errors import DeploymentError
 from inflight.serve.envoy.bootstrap import bootstrap, discovered, routes
+from inflight.serve.envoy.conflicts import check_settings
 from inflight.serve.envoy.filters import api_keys, tokens
 from inflight.serve.envoy.values import AUTH, CERTIFICATE, CLIENT_CA, KEYS, ROUTES, Config, Upstreams, typed
 from inflight.settings.api_keys import LARGEST_FILE, read_keys
@@ -46,9 +47,10 @@ def write_configuration(
         seen: where Envoy will find the folder, as in a container, and may not be able to write; None: where it is.
 
     Raises:
-        DeploymentError: a file of keys or certificates cannot be used.
+        DeploymentError: a file of keys or certificates cannot be used, or settings exclude each other.
     """
-    socket = folder / ADMIN_SOCKET if seen is None else _ADMIN_ELSEWHERE
+    check_settings(deployment)
+    socket = Path(ADMIN_SOCKET) if seen is None else _ADMIN_ELSEWHERE  # Envoy runs in the folder; see ``admin.ask``
     write(folder / CONFIGURATION, bootstrap(deployment, replicas, addresses, seen or folder, socket))
     write_routes(folder, deployment, replicas)
     for name in named_files(deployment):
@@ -106,7 +108,7 @@ def _keys(deployment: Deployment) -> Config:
     door = deployment.door
     if door.api_keys_file is not None:
         _, keys = read_keys(door.api_keys_file, "door.api_keys_file")
-        asked = api_keys(keys, forwarded=deployment.gateway.api_keys_file is not None)
+        asked = api_keys(keys)
     else:
         assert door.jwt.jwks_file is not None, "the caller looks"
         asked = tokens(door, _jwks(door.jwt.jwks_file))

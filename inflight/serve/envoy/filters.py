@@ -27,6 +27,8 @@ _HEADER_MUTATION = "extensions.filters.http.header_mutation.v3.HeaderMutation"
 _EARLY_MUTATION = "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
 _RATE_LIMIT = "extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
 _CLIENTS = "clients"
+CREDENTIALS = ("authorization", "x-api-key")
+"""The headers that say who the client is."""
 _DROPPED = ("x-envoy-", "x-inflight-")
 """The beginnings of headers that are the servers' own: what clients send of them is dropped."""
 _LOGGED = {
@@ -57,7 +59,7 @@ def early_mutations() -> list[Config]:
 def http_filters(settings: DoorSettings, folder: Path) -> list[Config]:
     """Return the filters in the order in which a request passes them; ``folder`` has the files of ``door``."""
     filters = [_name_client(settings)]
-    if settings.api_keys_file is not None or settings.jwt.jwks_file is not None:
+    if settings.asks:
         kind = _API_KEY if settings.jwt.jwks_file is None else _JWT
         source = from_file(str(folder / f"{KEYS}.json"))
         discovery = {"config_source": source, "type_urls": [f"type.googleapis.com/envoy.{kind}"]}
@@ -108,18 +110,13 @@ def rate_limits(settings: DoorSettings) -> Config:
     return {RATE_LIMIT: rule}
 
 
-def api_keys(keys: Sequence[str], *, forwarded: bool) -> Config:
-    """Return the filter's settings that ask for one of these keys.
-
-    Args:
-        keys: of the file.
-        forwarded: whether the server gets the key too, as it asks for one itself.
-    """
+def api_keys(keys: Sequence[str]) -> Config:
+    """Return the filter's settings that ask for one of these keys."""
     return typed(
         _API_KEY,
         credentials=[{"key": key, "client": client_of(key)} for key in keys],
-        key_sources=[{"header": "authorization"}, {"header": "x-api-key"}],
-        forwarding={"header": CLIENT_HEADER, "hide_credentials": not forwarded},
+        key_sources=[{"header": name} for name in CREDENTIALS],
+        forwarding={"header": CLIENT_HEADER},  # the routes drop the key
     )
 
 
@@ -127,6 +124,8 @@ def tokens(settings: DoorSettings, jwks: str) -> Config:
     """Return the filter's settings that ask for a token signed by one of the keys of ``jwks``, JSON's text."""
     provider: Config = {
         "local_jwks": {"inline_string": json.dumps(json.loads(jwks))},
+        "from_headers": [{"name": "authorization", "value_prefix": "Bearer "}],
+        "forward": True,  # the routes drop it
         "claim_to_headers": [{"header_name": CLIENT_HEADER, "claim_name": "sub"}],
     }
     if settings.jwt.issuer is not None:

@@ -76,7 +76,7 @@ def _shared(settings: DoorSettings, folder: Path) -> Config:
         "http_filters": http_filters(settings, folder),
         "early_header_mutation_extensions": early_mutations(),
         "access_log": access_logs(settings),
-        "local_reply_config": local_replies(),
+        "local_reply_config": local_replies(settings.behind_a_door),
         "use_remote_address": True,
         "generate_request_id": False,
         "preserve_external_request_id": True,
@@ -101,7 +101,12 @@ def _http1(settings: DoorSettings) -> Config:
         "codec_type": "HTTP1",
         "stat_prefix": "http1",
         "request_timeout": seconds(settings.request_timeout_s),
-        "http_protocol_options": {"allow_absolute_url": False},
+        # Load balancers ask for the health in HTTP/1.0, some without a host.
+        "http_protocol_options": {
+            "allow_absolute_url": False,
+            "accept_http_10": True,
+            "default_host_for_http_10": "door",
+        },
     }
 
 

@@ -41,7 +41,7 @@ METRICS = (
     DoorMetric("inflight_door_connections", "Open connections", "envoy_http_downstream_cx_active", (_PROTOCOL,), _HTTP),
     DoorMetric(
         "inflight_door_server_answers_total",
-        "Answers of each server by their status; the second deployment of A/B is variant_http and variant_grpc",
+        "Answers of each server by their status; those of the second deployment's share (A/B) begin with variant_",
         "envoy_cluster_upstream_rq",
         (_SERVER, ("envoy_response_code", "code")),
     ),

@@ -30,7 +30,9 @@ GATEWAY_WRITES = (
     "/tokenize",
     "/detokenize",
 )
-MODEL_BY_NAME = "/v1/models/[^?#]+"
+_NO_DOT, _ANY = (f"([^{dot}/%]|%[^2/]|%2[^eE/])" for dot in (".", ""))
+MODEL_BY_NAME = rf"/v1/models(/\.*{_NO_DOT}{_ANY}*)+"
+"""A model's name has no segment that is empty or of dots alone: read again, the path would be another."""
 GRPC_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 GRPC_METHODS = (
     "ServerLive",
@@ -72,6 +74,8 @@ def served(decoupled: bool, gateway: bool) -> Iterator[Served]:
         yield from (Served(GATEWAY, ("POST",), path) for path in GATEWAY_WRITES)
     calls = "generate|generate_stream" if decoupled else "generate|generate_stream|infer"
     yield Served(HTTP, READ, "/v2")
-    yield Served(HTTP, READ, f"/v2/models/{MODELS}(/(ready|config|stats))?", pattern=True)
-    yield Served(HTTP, ("POST",), f"/v2/models/{MODELS}/({calls})", pattern=True)
+    yield Served(HTTP, READ, "/v2/models/stats")
+    model = f"/v2/models/{MODELS}(/versions/[0-9]+)?"
+    yield Served(HTTP, READ, f"{model}(/(ready|config|stats))?", pattern=True)
+    yield Served(HTTP, ("POST",), f"{model}/({calls})", pattern=True)
     yield from (Served(GRPC, ("POST",), f"/inference.GRPCInferenceService/{name}") for name in GRPC_METHODS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inflight.serve.envoy.values import Config
+from inflight.serve.envoy.values import SHOULD_RETRY, Config
 
 RETRY_AFTER_S = 2
 """Seconds that a client which is refused for now is told to wait."""
@@ -20,7 +20,6 @@ _WORDS = {
     408: "the request took too long to arrive, or nothing moved for too long",
     413: "the request's body is too large",
     415: "compressed bodies are not accepted",
-    426: "HTTP/1.1 or HTTP/2 is needed",
     429: "this client sends too many requests; send the next one later",
     431: "the request's headers are too large, or too many",
     503: "the server starts again, stops, or has too much to do; send the request again later",
@@ -37,25 +36,29 @@ _KSERVE_PATHS = {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}
 _KSERVE = {"header_filter": {"header": {"name": ":path", "string_match": _KSERVE_PATHS}}}
 
 
-def local_replies() -> Config:
-    """Return the texts and shapes of all that the door answers by itself. The first one that fits counts."""
-    broke = _of_status(503, _BROKE, {"response_flag_filter": {"flags": ["UC", "UR"]}})
-    return {"mappers": [*broke, *(mapper for status, words in _WORDS.items() for mapper in _of_status(status, words))]}
+def local_replies(elsewhere: bool) -> Config:
+    """Return the texts and shapes of all that the door answers by itself. The first one that fits counts.
+
+    Args:
+        elsewhere: whether a door before this one is told to send elsewhere what is refused with 503.
+    """
+    broke = _of_status(503, _BROKE, False, {"response_flag_filter": {"flags": ["UC", "UR"]}})
+    others = (one for status, words in _WORDS.items() for one in _of_status(status, words, elsewhere))
+    return {"mappers": [*broke, *others]}
 
 
-def _of_status(status: int, words: str, *filters: Config) -> list[Config]:
+def _of_status(status: int, words: str, elsewhere: bool, *filters: Config) -> list[Config]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     said = _ROUTE_SAYS if status == 404 else words
     openai = {"error": {"message": words, "type": kind, "param": None, "code": None}}
+    text: Config = {"text_format_source": {"inline_string": said}}
+    added = {"retry-after": str(RETRY_AFTER_S)} if status in _LATER else {}
+    added |= {SHOULD_RETRY: "true"} if elsewhere and status == 503 else {}
+    of_grpc = {"grpc-status": _GRPC_STATUS[status]} if status in _GRPC_STATUS else {}
     return [
-        _mapper(
-            status,
-            [*filters, _GRPC],
-            {"text_format_source": {"inline_string": said}},
-            _GRPC_STATUS.get(status),
-        ),
-        _mapper(status, [*filters, _KSERVE], _as_json({"error": words})),
-        _mapper(status, filters, _as_json(openai)),
+        _mapper(status, [*filters, _GRPC], text, added | of_grpc),
+        _mapper(status, [*filters, _KSERVE], _as_json({"error": words}), added),
+        _mapper(status, filters, _as_json(openai), added),
     ]
 
 
@@ -63,17 +66,14 @@ def _as_json(body: dict[str, Any]) -> Config:
     return {"json_format": body, "content_type": "application/json"}
 
 
-def _mapper(status: int, others: Sequence[Config], body: Config, grpc_status: str | None = None) -> Config:
+def _mapper(status: int, others: Sequence[Config], body: Config, added: dict[str, str]) -> Config:
     comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"door.reply_{status}"}}
     filters: list[Config] = [{"status_code_filter": {"comparison": comparison}}, *others]
-    mapper: Config = {
+    return {
         "filter": {"and_filter": {"filters": filters}} if len(filters) > 1 else filters[0],
         "body_format_override": body,
+        "headers_to_add": [
+            {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+            for name, value in added.items()
+        ],
     }
-    added = {"retry-after": str(RETRY_AFTER_S) if status in _LATER else None, "grpc-status": grpc_status}
-    mapper["headers_to_add"] = [
-        {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        for name, value in added.items()
-        if value is not None
-    ]
-    return mapper

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight.serve.envoy.filters import rate_limits
+from inflight.serve.envoy.filters import CREDENTIALS, rate_limits
 from inflight.serve.envoy.paths import GRPC_STREAM, OPEN_PATHS, READ, Served, served
 from inflight.serve.envoy.values import (
     AUTH,
     BUFFER,
     GATEWAY,
-    GRPC,
+    HTTP,
     RATE_LIMIT,
     ROUTES,
+    SHOULD_RETRY,
     STATUS,
+    VARIANT,
     VARIANT_HEADER,
+    VARIANT_OF_SERVER,
     Config,
     seconds,
     typed,
@@ -33,7 +36,14 @@ _COMPRESSED_MESSAGES = "compressed messages are not accepted"
 
 
 def route_configuration(
-    settings: DoorSettings, *, decoupled: bool, gateway: bool, replicas: int, status: bool, draining: bool = False
+    settings: DoorSettings,
+    *,
+    decoupled: bool,
+    gateway: bool,
+    replicas: int,
+    status: bool,
+    forwarded: bool,
+    draining: bool = False,
 ) -> Config:
     """Return the table of routes.
 
@@ -43,10 +53,11 @@ def route_configuration(
         gateway: whether OpenAI's API is served.
         replicas: how many servers of the same kind there are.
         status: whether a server answers for liveness and readiness; otherwise the door does.
+        forwarded: whether the servers get the keys or tokens of clients too, as one asks for them itself.
         draining: whether requests are refused, but those for the status.
     """
     shown = list(served(decoupled, gateway))
-    statuses = [_status_route(one, status) for one in shown if one.target == STATUS and (status or _is_open(one))]
+    statuses = [_status_route(one, status) for one in shown if _has_status(one, status, draining)]
     routes = [*statuses, _draining()]
     if not draining:
         others = [route for one in shown if one.target != STATUS for route in _routes(one, settings, replicas)]
@@ -61,9 +72,17 @@ def route_configuration(
                 "routes": [*routes, _refusal(404, _NO_SUCH, tunnel=True)],
                 "request_body_buffer_limit": settings.max_body_bytes,
                 "typed_per_filter_config": rate_limits(settings),
+                "request_headers_to_remove": [] if forwarded or not settings.asks else list(CREDENTIALS),
             }
         ],
     )
+
+
+def _has_status(one: Served, asked: bool, draining: bool) -> bool:
+    """Return whether this is a path of the status that is served; ``asked``: by a server of its own."""
+    if one.target != STATUS or asked:
+        return one.target == STATUS
+    return _is_open(one) and not (draining and one.path.endswith("/ready"))
 
 
 def _is_open(one: Served) -> bool:
@@ -92,7 +111,7 @@ def _status_route(one: Served, asked: bool) -> Config:
         return {**route, "route": {"cluster": STATUS, "timeout": "10s"}}
     if one.path.endswith("/live"):
         return {**route, "direct_response": {"status": 200}}
-    return {**route, "route": {"cluster": "http", "timeout": "10s"}}
+    return {**route, "route": {"cluster": HTTP, "prefix_rewrite": "/v2/health/ready", "timeout": "10s"}}
 
 
 def _refused() -> list[Config]:
@@ -109,7 +128,7 @@ def _refused() -> list[Config]:
 
 
 def _draining() -> Config:
-    header = {"header": {"key": "x-should-retry", "value": "true"}}
+    header = {"header": {"key": SHOULD_RETRY, "value": "true"}}
     return {**_refusal(503, ""), "response_headers_to_add": [header]}
 
 
@@ -165,25 +184,12 @@ def _destination(target: str, settings: DoorSettings) -> Config:
     variant = settings.ab
     if variant.address is None:
         return {"cluster": target}
-    other = f"variant_{GRPC if target == GRPC else 'http'}"
-    shares = ((target, "a", 100 - variant.percent), (other, variant.name, variant.percent))
-    destination: Config = {
-        "weighted_clusters": {
-            "clusters": [
-                {
-                    "name": cluster,
-                    "weight": weight,
-                    "response_headers_to_add": [
-                        {
-                            "header": {"key": VARIANT_HEADER, "value": name},
-                            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-                        }
-                    ],
-                }
-                for cluster, name, weight in shares
-            ]
-        }
-    }
+    # Not the share says who has answered: the first deployment takes that of the second one while it is away.
+    header = {"key": VARIANT_HEADER, "value": VARIANT_OF_SERVER}
+    said = {"response_headers_to_add": [{"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]}
+    shares = ((target, 100 - variant.percent), (f"{VARIANT}{target}", variant.percent))
+    clusters = [{"name": name, "weight": weight, **said} for name, weight in shares]
+    destination: Config = {"weighted_clusters": {"clusters": clusters}}
     if variant.sticky_header is not None:
         destination["hash_policy"] = [{"header": {"header_name": variant.sticky_header}}]
         destination["weighted_clusters"]["use_hash_policy"] = True

@@ -11,10 +11,17 @@ CLIENT_HEADER = "x-inflight-client"
 """Names to the servers, and to the limit of requests, whose request it is; what clients send of it is dropped."""
 VARIANT_HEADER = "x-inflight-variant"
 """Names in an answer the deployment of an A/B comparison that gave it."""
+SHOULD_RETRY = "x-should-retry"
+"""Tells in an answer, as `true`, that the request may be sent to another server."""
 AUTH, RATE_LIMIT, BUFFER = "auth", "rate_limit", "buffer"
 """The names of filters that single routes switch off."""
 ROUTES, KEYS, CERTIFICATE, CLIENT_CA = "routes", "keys", "certificate", "client_ca"
 """The names of what Envoy reads from files of its own, and reads again when they change."""
+VARIANT_METADATA = "inflight", "variant"
+VARIANT_OF_SERVER = f"%UPSTREAM_METADATA({':'.join(VARIANT_METADATA)})%"
+"""Where each server's deployment stands in Envoy's configuration, and the value of a header that says it."""
+VARIANT = "variant_"
+"""Begins the names of the clusters that ask a second deployment (A/B) first."""
 HTTP, GRPC, GATEWAY, STATUS = "http", "grpc", "gateway", "status"
 """The names of what takes the requests, and of the clusters of the same names."""
 
@@ -31,6 +38,11 @@ class Upstreams:
     """OpenAI's API; None: it is not served."""
     status: str | None
     """Liveness, readiness and metrics of the whole; None: the door answers for itself."""
+
+    @property
+    def is_a_door(self) -> bool:
+        """Whether it is a door: nothing else takes both protocols on one port."""
+        return self.http == self.grpc
 
 
 def typed(kind: str, /, **fields: Any) -> Config:

@@ -36,6 +36,8 @@ class Recorder:
         self.headers: dict[str, str] = {}
         """Sent with each answer."""
         self.status = 200
+        self.known: tuple[str, ...] = ()
+        """If there are any, other paths get 404."""
         self.breaks = 0
         """So many of the next requests have their connection closed."""
         handler = type("Handler", (_Handler,), {"recorder": self})
@@ -93,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_HEAD = do_OPTIONS = do_PUT = do_GET
 
     def _start(self) -> None:
-        self.send_response(self.recorder.status)
+        known, path = self.recorder.known, self.path.partition("?")[0]
+        self.send_response(404 if known and path not in known else self.recorder.status)
         for name, value in self.recorder.headers.items():
             self.send_header(name, value)
 

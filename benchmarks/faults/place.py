@@ -24,7 +24,7 @@ _GIB = "1g"
 _MOUNT = f"""
 exec 3< "$0"
 for one in {" ".join(FOLDERS)}; do mount -t tmpfs -o size={_GIB} tmpfs $one; done
-test -d "$0" || {{ mkdir -p "$0"; mount --bind /proc/self/fd/3 "$0"; }}
+test -d "$0" || {{ mkdir -p "$0"; mount --no-canonicalize --bind /proc/self/fd/3 "$0"; }}
 echo
 exec sleep infinity"""
 """Makes the place, in which the folder that the benchmark runs in stays where it is, also below /tmp."""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.docker.support.docker_engine import ROOT, compose, compose_command, has_engine, run, state, wait_healthy
 
-COMMAND = re.compile(r"^docker[ -]compose (--profile cpu up)$", re.MULTILINE)
+COMMAND = re.compile(r"\bdocker[ -]compose (--profile cpu up)\b")
 
 
 pytestmark = [

@@ -27,10 +27,10 @@ def test_they_are_distinct_below_those_of_outgoing_connections_and_free() -> Non
 
 
 def test_none_of_those_that_are_kept_is_given_away() -> None:
-    kept = free_ports(20)
-    assert not set(free_ports(8, kept)) & set(kept)
+    kept = free_ports(5)  # few at once: servers of other tests may have some
+    assert not set(free_ports(4, kept)) & set(kept)
     with pytest.raises(DeploymentError):
-        free_ports(11, kept)
+        free_ports(26, kept)
 
 
 def test_what_is_behind_the_door_gets_none_of_the_deployments_ports() -> None:

@@ -10,8 +10,6 @@ import http.client
 import logging
 import os
 import subprocess
-import tempfile
-import threading
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -33,9 +31,8 @@ from inflight.serve.envoy.files import (
 )
 from inflight.serve.envoy.metrics import metrics
 from inflight.serve.envoy.values import Upstreams
-from inflight.serve.log import bound, keep
-from inflight.serve.processes import in_words
-from inflight.serve.scratch import temporary_directory
+from inflight.serve.kept_process import KeptProcess
+from inflight.serve.log import bound
 from inflight.serve.server import address_of, require_free
 from inflight.settings.api_keys import Stamp, stamp_of
 from inflight.settings.deployment import Deployment
@@ -46,10 +43,6 @@ log = logging.getLogger(__name__)
 
 START_S = 30
 """Seconds until it must serve after its start."""
-PAUSES_S = (0, 1, 2, 4, 8, 16)
-"""The pauses before new starts in a row; the last of them before all that follow."""
-WELL_S = 60
-"""Serving for so long ends a row."""
 FILES_LOOK_S = 1.0
 """Seconds between two looks at the files of keys and certificates."""
 _PROBE_S = _PROBE_TIMEOUT_S = 1.0
@@ -58,10 +51,9 @@ more than both count: where the whole machine stands still, Envoy is not at faul
 _END_S = 5
 _LOOK_S, _ADMIN_TIMEOUT_S = 0.05, 5.0
 _CORES_PER_THREAD = 4
-_LAST_LINES = 5
 
 
-class DoorProcess:
+class DoorProcess(KeptProcess):
     """The Envoy of one deployment. A thread of its own keeps it running, from ``start`` to ``stop``."""
 
     def __init__(self, deployment: Deployment, *replicas: Upstreams) -> None:
@@ -70,41 +62,17 @@ class DoorProcess:
             deployment: with the command's overrides; its ports are the public ones.
             replicas: the servers that take the requests; of several, those that are ready do so by turns.
         """
+        super().__init__("door", f"crash-door-{deployment.server.http_port}.log", _LOOK_S)
         self._deployment, self._replicas = deployment, replicas
-        self._process: subprocess.Popen[bytes] | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._thread: threading.Thread | None = None
-        self._answered, self._tried, self._stopping = threading.Event(), threading.Event(), threading.Event()
-        """Whether it has ever served; whether it has, or never will; whether it is to end."""
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
         """Of the files, by the name of what they make, as they were last read."""
         self._refusals: dict[str, int] = {}
         """What the running Envoy could not use of its files, as it was last told."""
-        self._error = ""
-        self.restarts = 0
-        """New starts so far."""
-
-    @property
-    def folder(self) -> Path:
-        """Its private folder; it is gone after ``stop``."""
-        assert self._scratch is not None, "the door was not started"
-        return Path(self._scratch.name)
 
     @property
     def log_path(self) -> Path:
         """Envoy's log; it is gone after ``stop``."""
         return self.folder / "envoy.log"
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The running process."""
-        assert self._process is not None, "the door was not started"
-        return self._process
-
-    @property
-    def runs(self) -> bool:
-        """Whether its process runs."""
-        return self._process is not None and self._process.poll() is None
 
     @property
     def addresses(self) -> list[str]:
@@ -134,13 +102,11 @@ class DoorProcess:
         Raises:
             DeploymentError: a key or certificate cannot be used.
         """
-        self._scratch = temporary_directory("inflight-door-")
+        self._make_folder()
         for name in named_files(self._deployment):  # before they are read: a later change is one
             self._stamps[name] = self._stamps_of(name)
         write_configuration(self.folder, self._deployment, self._replicas, self.addresses)
-        # The kernel's signal at the parent's death comes at the death of the thread that started the process.
-        self._thread = threading.Thread(target=self._keep, name="door", daemon=True)
-        self._thread.start()
+        self._begin()
 
     def wait_ready(self) -> None:
         """Wait until it serves.
@@ -148,9 +114,7 @@ class DoorProcess:
         Raises:
             DeploymentError: it cannot; the message is Envoy's own.
         """
-        self._tried.wait()
-        if not self._answered.is_set():
-            raise DeploymentError(f"the door {self._error}")
+        self._wait_answered()
 
     def begin_drain(self) -> None:
         """Refuse new requests, with 503 or UNAVAILABLE; those that run go on, and the status is served still.
@@ -170,12 +134,7 @@ class DoorProcess:
 
     def stop(self) -> None:
         """End it, and remove what it leaves."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._scratch is not None:
-            self._scratch.cleanup()
-        self._thread = self._scratch = None
+        self._finish()
 
     def metrics(self, timeout_s: float = _ADMIN_TIMEOUT_S) -> str:
         """Return the door's metrics, in Prometheus' text format; only the restarts while Envoy does not answer."""
@@ -215,62 +174,21 @@ class DoorProcess:
             write_secret(self.folder, self._deployment, name)
             self._stamps[name] = stamps
 
-    def _keep(self) -> None:
-        """Run the process again and again, until it is to stop; once, where it never serves."""
-        in_a_row = 0
-        try:
-            while True:
-                began = time.monotonic()
-                how = self._run_once()
-                if self._stopping.is_set() or not self._answered.is_set():
-                    self._error = how
-                    return
-                in_a_row = 0 if time.monotonic() - began >= WELL_S else in_a_row
-                self._pause(how, PAUSES_S[min(in_a_row, len(PAUSES_S) - 1)])
-                in_a_row += 1
-        finally:
-            self._tried.set()
-
-    def _pause(self, how: str, pause_s: int) -> None:
-        kept = keep(self.log_path, f"crash-door-{self._deployment.server.http_port}.log")
-        where = f"; its log is kept in {kept}" if kept else ""
-        log.warning("the door %s; it restarts in %d s%s", how, pause_s, where)
-        self.restarts += 1
-        self._stopping.wait(pause_s)
-
-    def _run_once(self) -> str:
-        """Start the process and wait until it has ended; return how, in words."""
-        self._refusals = {}
-        try:
-            self._spawn()
-        except (DeploymentError, OSError) as error:
-            return f"could not be started: {error}"
-        if (wrong := self._watch_start() or self._watch()) is not None:
-            self.process.kill()
-            self.process.wait()
-            return f"{wrong}{self._said()}"
-        if self._stopping.is_set():
-            return self._end()
-        code = self.process.returncode
-        return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
-
-    def _goes_on(self) -> bool:
-        """Return, a moment later, whether the process runs and is to go on."""
-        return self.process.poll() is None and not self._stopping.wait(_LOOK_S)
-
     def _watch_start(self) -> str | None:
         """Wait until it serves; return what is wrong, if it never does though its process runs."""
         began = time.monotonic()
         while self._goes_on():
             if self._serves():
-                self._answered.set()
-                self._tried.set()
+                self._has_answered()
                 return None
             if time.monotonic() - began >= START_S:
                 return f"did not serve within {START_S} s"
         return None
 
     def _watch(self) -> str | None:
+        return self._watch_start() or self._watch_serving()
+
+    def _watch_serving(self) -> str | None:
         """Look after it until it ends; return what is wrong, if it has to be killed."""
         limit_s = self._deployment.server.hang_timeout_s
         silent_s, probed, looked = 0.0, time.monotonic(), time.monotonic()
@@ -278,7 +196,7 @@ class DoorProcess:
             now = time.monotonic()
             if now - looked >= FILES_LOOK_S:
                 looked = now
-                bound(self.log_path)  # Envoy (1.40) writes at its end (O_APPEND)
+                bound(self.log_path)  # Envoy writes at its end (O_APPEND)
                 self._look_at_files()
             if now - probed >= _PROBE_S:
                 answers = self._answers()
@@ -303,6 +221,7 @@ class DoorProcess:
                         log.info("the door has read %s again", " and ".join(map(str, files)))
 
     def _spawn(self) -> None:
+        self._refusals = {}
         threads = self._deployment.door.threads or max(1, (os.cpu_count() or 1) // _CORES_PER_THREAD)
         self._process = subprocess.Popen(
             [
@@ -345,20 +264,7 @@ class DoorProcess:
         return ask(self.folder / ADMIN_SOCKET, path, timeout_s)
 
     def _end(self) -> str:
-        """End the process: SIGTERM, then SIGKILL. Return how it ended."""
-        self.process.terminate()  # one that has ended is not signalled
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_END_S)
-        self.process.kill()
-        return f"ended {in_words(self.process.wait())}"
-
-    def _said(self) -> str:
-        """Return the last line of its log that says something, if there is one."""
-        with suppress(OSError):
-            lines = self.log_path.read_text(errors="replace").strip().splitlines()
-            if said := next((line for line in reversed(lines[-_LAST_LINES:]) if line.strip()), ""):
-                return f": {said}"
-        return ""
+        return self._terminate(_END_S)
 
 
 def envoy_path() -> Path:

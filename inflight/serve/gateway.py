@@ -12,10 +12,7 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -23,10 +20,9 @@ import inflight
 from inflight.addresses import nearest_of, read_directly, without_proxy_for_loopback
 from inflight.errors import DeploymentError
 from inflight.serve import shields
-from inflight.serve.log import bound, keep
+from inflight.serve.kept_process import KeptProcess
+from inflight.serve.log import bound
 from inflight.serve.metrics_page import read_page
-from inflight.serve.processes import in_words
-from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import address_of, require_free
 from inflight.settings.api_keys import read_keys
 from inflight.settings.deployment import Deployment, model_name
@@ -38,18 +34,13 @@ START_S = 60
 _ENGINE_LOOKS = 50
 """How many times it is asked whether it has seen that the engine is ready, of a second each at most. Usually they take
 five seconds together; time alone is no measure, since it also passes where the machine stands still."""
-PAUSES_S = (0, 1, 2, 4, 8, 16)
-"""The pauses before new starts in a row; the last of them before all that follow."""
-WELL_S = 60
-"""Serving for so long ends a row."""
 END_S = 10
 """Seconds beyond the exit timeout until the gateway is killed."""
 _LOOK_S, _ENGINE_LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 1.0, 2.0, 5.0
 _AWAY = 503
-_LAST_LINES = 5
 
 
-class GatewayProcess:
+class GatewayProcess(KeptProcess):
     """The gateway of one deployment. A thread of its own keeps it running, from ``start`` to ``stop``."""
 
     def __init__(self, directory: Path, deployment: Deployment, public_port: int | None = None) -> None:
@@ -57,20 +48,11 @@ class GatewayProcess:
 
         ``public_port`` is the port by which it is known, where it is not its own.
         """
+        super().__init__("gateway", f"crash-{public_port or deployment.gateway.port}.log", _LOOK_S)
         self._directory, self._deployment = directory, deployment
-        self._public_port = public_port or deployment.gateway.port
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._log: TextIO | None = None
-        self._thread: threading.Thread | None = None
-        self._answered, self._tried = threading.Event(), threading.Event()
-        """Whether it has ever answered; whether it has, or never will."""
-        self._stopping = threading.Event()
-        self._error = ""
         self.is_up = False
         """Whether its process runs, and has answered when it was last asked."""
-        self.restarts = 0
-        """New starts so far."""
 
     @property
     def host(self) -> str:
@@ -90,14 +72,7 @@ class GatewayProcess:
     @property
     def log_path(self) -> Path:
         """Its log; it is gone after ``stop``."""
-        assert self._folder is not None, "the gateway was not started"
-        return Path(self._folder.name) / "gateway.log"
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The running process."""
-        assert self._process is not None, "the gateway was not started"
-        return self._process
+        return self.folder / "gateway.log"
 
     @property
     def model_name(self) -> str:
@@ -122,11 +97,9 @@ class GatewayProcess:
 
     def start(self) -> None:
         """Start it; it does not answer yet."""
-        self._folder = temporary_directory("inflight-gateway-")
+        self._make_folder()
         self._log = self.log_path.open("a")  # each line goes to the end, also of a log that has begun anew
-        # The kernel's signal at the parent's death comes at the death of the thread that started the process.
-        self._thread = threading.Thread(target=self._keep, name="gateway", daemon=True)
-        self._thread.start()
+        self._begin()
 
     def wait_ready(self) -> None:
         """Wait until it answers, and then until it has seen that the engine is ready.
@@ -134,9 +107,7 @@ class GatewayProcess:
         Raises:
             DeploymentError: it cannot be served; the message is the gateway's own.
         """
-        self._tried.wait()
-        if not self._answered.is_set():
-            raise DeploymentError(f"the gateway {self._error}")
+        self._wait_answered()
         for _ in range(_ENGINE_LOOKS):
             if self._answers(_ENGINE_LOOK_S, ready=True) or self._stopping.wait(_LOOK_S):
                 return
@@ -150,13 +121,10 @@ class GatewayProcess:
     def stop(self) -> None:
         """End it, and remove what it leaves."""
         self.begin_stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._finish()
         if self._log is not None:
             self._log.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._thread = self._log = self._folder = None
+        self._log = None
 
     def metrics(self) -> str | None:
         """Return its page of metrics; None: it is away, or the file of API keys is, of which it needs one."""
@@ -167,45 +135,17 @@ class GatewayProcess:
             return None
         return read_page(f"{self.url}/metrics", key)
 
-    def _keep(self) -> None:
-        """Run the process again and again, until it is to stop; once, where it never answers."""
-        in_a_row = 0
+    def _watch(self) -> str | None:
         try:
-            while True:
-                began = time.monotonic()
-                how = self._run_once()
-                if self._stopping.is_set() or not self._answered.is_set():
-                    self._error = how
-                    return
-                in_a_row = 0 if time.monotonic() - began >= WELL_S else in_a_row
-                self._pause(how, PAUSES_S[min(in_a_row, len(PAUSES_S) - 1)])
-                in_a_row += 1
-        finally:
-            self._tried.set()
-
-    def _pause(self, how: str, pause_s: int) -> None:
-        kept = keep(self.log_path, f"crash-{self._public_port}.log")
-        where = f"; its log is kept in {kept}" if kept else ""
-        log.warning("the gateway %s; it restarts in %d s%s", how, pause_s, where)
-        self.restarts += 1
-        self._stopping.wait(pause_s)
-
-    def _run_once(self) -> str:
-        """Start the process and wait until it has ended; return how, in words."""
-        try:
-            self._spawn()
-        except (DeploymentError, OSError) as error:
-            return f"could not be started: {error}"
-        try:
-            return self._watch()
+            return self._watch_answers()
         finally:
             self.is_up = False
 
-    def _watch(self) -> str:
-        """Watch the process until it has ended, or ends it; return how it did, in words."""
+    def _watch_answers(self) -> str | None:
+        """Ask it again and again until it ends; return what is wrong, if it has to be killed."""
         answered = asked = time.monotonic()
         limit_s: float | None = START_S
-        while self.process.poll() is None and not self._stopping.wait(_LOOK_S):
+        while self._goes_on():
             now = time.monotonic()
             if limit_s is START_S or now - asked >= _PROBE_S:
                 asked = now
@@ -213,16 +153,10 @@ class GatewayProcess:
                 self.is_up = self._answers()
                 if self.is_up:
                     answered, limit_s = now, self._deployment.server.hang_timeout_s
-                    self._answered.set()
-                    self._tried.set()
+                    self._has_answered()
             if limit_s is not None and now - answered >= limit_s:
-                self.process.kill()
-                self.process.wait()
-                return f"has not answered for {limit_s:g} s{self._said()}"
-        if self._stopping.is_set():
-            return self._end()
-        code = self.process.returncode
-        return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
+                return f"has not answered for {limit_s:g} s"
+        return None
 
     def _spawn(self) -> None:
         deployment = self._deployment
@@ -250,18 +184,7 @@ class GatewayProcess:
         return True
 
     def _end(self) -> str:
-        """End the process: SIGTERM, its exit timeout, then SIGKILL. Return how it ended."""
-        process = self.process
-        process.terminate()  # one that has ended is not signalled
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(self._deployment.server.exit_timeout_s + END_S)
-        process.kill()
-        return f"ended {in_words(process.wait())}"
-
-    def _said(self) -> str:
-        lines = self.log_path.read_text(errors="replace").strip().splitlines()
-        said = next((line for line in reversed(lines[-_LAST_LINES:]) if line.strip()), "")
-        return f": {said.removeprefix('inflight.gateway: ')}" if said else ""
+        return self._terminate(self._deployment.server.exit_timeout_s + END_S)
 
 
 def _environment() -> dict[str, str]:

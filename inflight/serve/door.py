@@ -50,6 +50,8 @@ _PROBE_S = _PROBE_TIMEOUT_S = 1.0
 more than both count: where the whole machine stands still, Envoy is not at fault."""
 _END_S = 5
 _LOOK_S, _ADMIN_TIMEOUT_S = 0.05, 5.0
+_CALM_LOOKS = 3
+"""Looks in a row that find no work: Envoy counts the end of an answer a moment before it counts its last bytes."""
 _CORES_PER_THREAD = 4
 
 
@@ -128,8 +130,9 @@ class DoorProcess(KeptProcess):
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until no request runs and the system has taken all that clients get, for ``timeout_s`` at most."""
-        deadline = time.monotonic() + timeout_s
-        while self.runs and time.monotonic() < deadline and self._is_busy():
+        deadline, calm_looks = time.monotonic() + timeout_s, 0
+        while self.runs and time.monotonic() < deadline and calm_looks < _CALM_LOOKS:
+            calm_looks = 0 if self._is_busy() else calm_looks + 1
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:

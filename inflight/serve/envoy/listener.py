@@ -88,6 +88,8 @@ def _shared(settings: DoorSettings, folder: Path) -> Config:
         "request_headers_timeout": seconds(settings.header_timeout_s),
         "stream_idle_timeout": seconds(settings.stream_idle_timeout_s),
         "stream_flush_timeout": seconds(settings.client_timeout_s),
+        # An answer behind which the connection ends: its reader may pause as long. Envoy's own limit is one second.
+        "delayed_close_timeout": seconds(settings.client_timeout_s),
         "common_http_protocol_options": {
             "idle_timeout": seconds(settings.idle_timeout_s),
             "max_headers_count": settings.max_headers,

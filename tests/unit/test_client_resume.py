@@ -172,6 +172,13 @@ def test_a_server_without_token_ids_serves_what_it_can(make: Make, fake: FakeSer
     assert stream.completion().text == fake.pieces[0]
 
 
+def test_token_ids_that_were_asked_for_are_not_left_out(make: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(no_token_ids="UNIMPLEMENTED: return_token_ids is not supported by engine.kind trtllm")
+    with pytest.raises(errors.UnsupportedFeature, match="return_token_ids"):
+        read(make(), GenerateOptions(return_token_ids=True))
+    assert len(fake.requests) == 1
+
+
 def test_what_cannot_be_resumed_is_tried_again_as_a_whole(make: Make, fake: FakeServer) -> None:
     fake.faults = Faults(breaks=[Break(0), Break(0, DEAD)])
     assert make().generate("Hi", GenerateOptions(beam_width=2)).text == "".join(fake.pieces)

@@ -19,7 +19,6 @@ from tests.support.cutting import Cutter
 from tests.support.fake_server import PIECES, Break, FakeServer, Faults
 from tests.support.tables import each_row
 
-TEXT = "".join(PIECES)
 RESUME = Retry(first_pause=0.01, resume=True)
 DEAD = "in ensemble 'ensemble', message: Stub process 'tensorrt_llm_0_0' is not healthy."
 BROKE = "the server broke under this request; send it again later"
@@ -213,7 +212,7 @@ def test_refusals_that_cannot_be_waited_for_end_the_stream(make: Make, fake: Fak
     assert len(fake.requests) == 2
 
 
-def test_text_that_comes_twice_is_an_error(make: Make, fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_comes_twice_is_an_error(make: Make, fake: FakeServer) -> None:
     fake.faults = Faults(breaks=[Break(3)], forget=True)
     with pytest.raises(errors.EngineFailure, match="has come twice"):
         read(make(), GenerateOptions())

@@ -14,7 +14,7 @@ from typing import Any
 
 from inflight.client.answer import Chunk, Collector, Completion
 from inflight.client.request import Request
-from inflight.errors import DeadlineExceeded, InflightError, InvalidRequest, UnsupportedFeature
+from inflight.errors import DeadlineExceeded, InflightError
 from inflight.sampling import MAX_SEED
 
 _IDS = "return_token_ids"
@@ -35,6 +35,7 @@ class Resumption:
         """How often it has gone on, and how many chunks had come when it was sent last."""
         inputs = request.inputs
         asks = resume and inputs["stream"][0] and "pooling" not in inputs and inputs.get("beam_width", [1])[0] <= 1
+        self._given = request
         self._request = replace(request, inputs=inputs | {_IDS: [True]}) if asks else request
         deadline = inputs.get("deadline_ms") if resume else None
         self._deadline = None if deadline is None else time.monotonic() + deadline[0] / 1000
@@ -74,13 +75,11 @@ class Resumption:
         return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
 
     def goes_without_ids(self, refusal: InflightError) -> bool:
-        """Return whether the server refuses to tell token ids, so that the request is to be sent without; it is then
-        not resumed."""
-        refused = isinstance(refusal, UnsupportedFeature | InvalidRequest) and _IDS in str(refusal)
-        if not refused or not self._resume or self._collector.begun or _IDS not in self._request.inputs:
+        """Return whether the server refuses to tell token ids that only resuming needs, so that the request is to be
+        sent as it was made; it is then not resumed."""
+        if _IDS not in str(refusal) or self._collector.begun or self._request == self._given:
             return False
-        inputs = {name: values for name, values in self._request.inputs.items() if name != _IDS}
-        self._request = replace(self._request, inputs=inputs)
+        self._request = self._given
         return True
 
     def ended_by_deadline(self) -> list[Chunk]:

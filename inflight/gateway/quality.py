@@ -146,6 +146,8 @@ class QualityMonitor:
         """
         ids = [*answer.prompt, *answer.tokens][: None if self._longest is None else self._longest - 1]
         count = len(ids) - len(answer.prompt)
+        if not count:  # the prompt alone fills the reference's context
+            raise EngineFailure("there is no room for the answer")
         request = GenerateRequest(prompt=ids, max_tokens=1, stream=False, prompt_log_probs=1)
         scores, likeliest = None, None
         async with aclosing(self._reference.generate(request)) as deltas:
@@ -154,8 +156,6 @@ class QualityMonitor:
                 likeliest = delta.outputs.get("prompt_top_log_prob_ids", likeliest)
         if scores is None or likeliest is None or scores.size != len(ids) - 1 or len(answer.log_probs) < count:
             raise EngineFailure("the log-probs of an answer are not whole")
-        if not count:  # the prompt alone fills the reference's context
-            raise EngineFailure("there is no room for the answer")
         served = np.maximum(np.array(answer.log_probs[:count]), _LEAST)
         differences = served - np.maximum(scores.reshape(-1)[-count:].astype(np.float64), _LEAST)
         agreeing = np.array(answer.tokens[:count]) == likeliest.reshape(len(ids) - 1, -1)[-count:, 0]

@@ -144,7 +144,7 @@ def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOp
     check_sequences(sequences, limits)
     if inputs.common("beam_width", 1) > 1 and sequences > 1:
         raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
-    if "return_token_ids" in inputs and inputs.common("beam_width", 1) > 1:
+    if inputs.common("return_token_ids", False) and inputs.common("beam_width", 1) > 1:
         raise UnsupportedFeature("return_token_ids is not supported with beam_width above 1, which cannot be resumed")
     if sequences > 1 and "pooling" in inputs:
         raise InvalidRequest("num_return_sequences is above 1; a prompt has one embedding (pooling)")

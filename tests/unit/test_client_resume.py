@@ -19,7 +19,6 @@ from tests.support.cutting import Cutter
 from tests.support.fake_server import PIECES, Break, FakeServer, Faults
 from tests.support.tables import each_row
 
-TEXT = "".join(PIECES)
 RESUME = Retry(first_pause=0.01, resume=True)
 DEAD = "in ensemble 'ensemble', message: Stub process 'tensorrt_llm_0_0' is not healthy."
 BROKE = "the server broke under this request; send it again later"
@@ -172,6 +171,13 @@ def test_a_server_without_token_ids_serves_what_it_can(make: Make, fake: FakeSer
     assert stream.completion().text == fake.pieces[0]
 
 
+def test_token_ids_that_were_asked_for_are_not_left_out(make: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(no_token_ids="UNIMPLEMENTED: return_token_ids is not supported by engine.kind trtllm")
+    with pytest.raises(errors.UnsupportedFeature, match="return_token_ids"):
+        read(make(), GenerateOptions(return_token_ids=True))
+    assert len(fake.requests) == 1
+
+
 def test_what_cannot_be_resumed_is_tried_again_as_a_whole(make: Make, fake: FakeServer) -> None:
     fake.faults = Faults(breaks=[Break(0), Break(0, DEAD)])
     assert make().generate("Hi", GenerateOptions(beam_width=2)).text == "".join(fake.pieces)
@@ -206,7 +212,7 @@ def test_refusals_that_cannot_be_waited_for_end_the_stream(make: Make, fake: Fak
     assert len(fake.requests) == 2
 
 
-def test_text_that_comes_twice_is_an_error(make: Make, fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_comes_twice_is_an_error(make: Make, fake: FakeServer) -> None:
     fake.faults = Faults(breaks=[Break(3)], forget=True)
     with pytest.raises(errors.EngineFailure, match="has come twice"):
         read(make(), GenerateOptions())

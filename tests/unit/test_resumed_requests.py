@@ -73,6 +73,11 @@ def test_what_does_not_go_with_it_is_refused_by_name(more: dict[str, Any], messa
     assert str(refused.value).startswith(message)
 
 
+def test_beams_without_token_ids_may_say_so() -> None:
+    options, _ = _read(return_token_ids=~ON, beam_width=2 * ON.astype(np.int32))
+    assert not options.return_token_ids
+
+
 @pytest.mark.parametrize("name", ["resumed_ids", "resumed_log_probs", "return_token_ids"])
 def test_other_engines_refuse_each_input(name: str) -> None:
     value = {"resumed_ids": IDS, "resumed_log_probs": LOG_PROBS, "return_token_ids": ON}[name]

@@ -10,7 +10,6 @@ import numpy as np
 
 from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Output, Request, new_stream_key
-from inflight.errors import InflightError
 from inflight.text.postprocess import Postprocessor
 from inflight.text.tokenizer import Tokenizer
 from inflight.triton import response_writer
@@ -73,7 +72,7 @@ def answer(
         if count > 0 and not output.finished:
             continue
         if pending.error is not None:
-            made.error = _told(pending.error)
+            made.error = pending.error.wire_message()
             break
         made.tokens += pending.tokens
         made.log_probs += pending.log_probs or []
@@ -98,7 +97,3 @@ def again(request: Request, tokens: list[int], log_probs: list[float], seed: int
     settings: dict[str, Any] = {"resumed_ids": list(tokens), "resumed_log_prob": sum(told), "key": new_stream_key()}
     sampling = request.sampling if seed is None else replace(request.sampling, seed=seed)
     return replace(request, sampling=sampling, arrival_ns=0, seed=None, resumed_text_limit=None, **settings)
-
-
-def _told(error: InflightError) -> str:
-    return error.wire_message()

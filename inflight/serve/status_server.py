@@ -103,17 +103,16 @@ class StatusServer:
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         try:
-            if self._connections <= _CONNECTIONS:
+            # Otherwise the client has left, or has not spoken HTTP, or read, in time.
+            with suppress(TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(_REQUEST_S):
-                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
-                    await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has left, or does not speak HTTP in time
+                    if self._connections <= _CONNECTIONS:
+                        writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
+                    writer.close()
+                    await writer.wait_closed()
         finally:
             self._connections -= 1
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            writer.transport.abort()  # nothing is kept for a client that does not read
 
     async def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")

@@ -23,6 +23,7 @@ from http import HTTPStatus
 
 from inflight.addresses import nearest_of
 from inflight.serve.envoy.replies import RETRY_AFTER_S
+from inflight.serve.envoy.values import SHOULD_RETRY
 from inflight.serve.metrics_page import CONTENT_TYPE, MetricsPage
 from inflight.serve.server import address_of, require_free
 from inflight.serve.status import State, Status
@@ -154,5 +155,5 @@ def _write(status: HTTPStatus, kind: str, body: bytes, *, with_body: bool) -> by
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"content-type: {kind}", f"content-length: {len(body)}"]
     lines += ["connection: close", "cache-control: no-store"]
     if status is HTTPStatus.SERVICE_UNAVAILABLE:
-        lines += [f"retry-after: {RETRY_AFTER_S}", "x-should-retry: true"]
+        lines += [f"retry-after: {RETRY_AFTER_S}", f"{SHOULD_RETRY}: true"]
     return "\r\n".join([*lines, "", ""]).encode("ascii") + (body if with_body else b"")

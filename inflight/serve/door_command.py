@@ -75,7 +75,8 @@ def _replica(text: str) -> Upstreams:
         DeploymentError: the text does not say that.
     """
     match = _REPLICA.fullmatch(text)
-    if match is None:
+    ports = match.group("http", "grpc", "gateway") if match else ()
+    if match is None or not all(1 <= int(port) <= 65535 for port in ports if port):
         raise DeploymentError(f"--replica {text}: it must be host:port or host:http_port:grpc_port:gateway_port")
     host, http, grpc, gateway = match["host"], match["http"], match["grpc"] or match["http"], match["gateway"]
     return Upstreams(f"{host}:{http}", f"{host}:{grpc}", f"{host}:{gateway or http}", None)

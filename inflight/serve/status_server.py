@@ -23,6 +23,7 @@ from http import HTTPStatus
 
 from inflight.addresses import nearest_of
 from inflight.serve.envoy.replies import RETRY_AFTER_S
+from inflight.serve.envoy.values import SHOULD_RETRY
 from inflight.serve.metrics_page import CONTENT_TYPE, MetricsPage
 from inflight.serve.server import address_of, require_free
 from inflight.serve.status import State, Status
@@ -103,17 +104,16 @@ class StatusServer:
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         try:
-            if self._connections <= _CONNECTIONS:
+            # Otherwise the client has left, or has not spoken HTTP, or read, in time.
+            with suppress(TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(_REQUEST_S):
-                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
-                    await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has left, or does not speak HTTP in time
+                    if self._connections <= _CONNECTIONS:
+                        writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
+                    writer.close()
+                    await writer.wait_closed()
         finally:
             self._connections -= 1
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            writer.transport.abort()  # nothing is kept for a client that does not read
 
     async def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
@@ -155,5 +155,5 @@ def _write(status: HTTPStatus, kind: str, body: bytes, *, with_body: bool) -> by
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"content-type: {kind}", f"content-length: {len(body)}"]
     lines += ["connection: close", "cache-control: no-store"]
     if status is HTTPStatus.SERVICE_UNAVAILABLE:
-        lines += [f"retry-after: {RETRY_AFTER_S}", "x-should-retry: true"]
+        lines += [f"retry-after: {RETRY_AFTER_S}", f"{SHOULD_RETRY}: true"]
     return "\r\n".join([*lines, "", ""]).encode("ascii") + (body if with_body else b"")

@@ -183,5 +183,7 @@ def test_the_files_for_an_envoy_elsewhere(deployment: tuple[Path, int], tmp_path
     assert not start["admin"]["address"]["pipe"]["path"].startswith("/etc/inflight")  # it may be read-only there
     assert '"/etc/inflight/routes.json"' in (out / "envoy.json").read_text()
     assert {file.name for file in out.iterdir()} == {"envoy.json", "routes.json"}
-    wrong = runner.invoke(app, ["door", str(folder), "--replica", "nowhere"])
-    assert (wrong.exit_code, "--replica nowhere: it must be host:port" in wrong.output) == (1, True)
+    for one in ("nowhere", "a:0", "a:65536", "a:1:2:65536"):
+        wrong = runner.invoke(app, ["door", str(folder), "--replica", one, "--write", str(tmp_path / "wrong")])
+        assert (wrong.exit_code, f"--replica {one}: it must be host:port" in wrong.output) == (1, True)
+    assert not (tmp_path / "wrong").exists()

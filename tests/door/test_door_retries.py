@@ -79,13 +79,13 @@ def test_a_stream_of_grpc_waits_too(breaking: Door) -> None:
 
 def test_a_stream_of_grpc_that_the_server_has_got_is_not_sent_to_it_again(breaking: Door) -> None:
     before = len(breaking.grpc.requests)
-    breaking.grpc.faults = Faults(first_delay=1)
+    breaking.grpc.faults = Faults(first_delay=5)
     stream = Stream(breaking)
     assert wait_until(lambda: len(breaking.grpc.requests) == before + 1)
-    breaking.grpc.faults = Faults()
     breaking.relays["grpc"].cut()
     breaking.relays["grpc"].open()
     assert isinstance(stream.end().error, grpc.RpcError)
+    breaking.grpc.faults = Faults()
     assert stream.error.code() == grpc.StatusCode.UNAVAILABLE
     assert len(breaking.grpc.requests) == before + 1
 
@@ -94,7 +94,7 @@ def test_a_stream_of_grpc_that_has_begun_is_not(breaking: Door) -> None:
     before = len(breaking.grpc.requests)
     breaking.grpc.faults = Faults(delay=1)
     stream = Stream(breaking)
-    assert wait_until(lambda: stream.received == 1)
+    assert wait_until(lambda: stream.received >= 1)
     breaking.relays["grpc"].cut()
     breaking.relays["grpc"].open()
     breaking.grpc.faults = Faults()
@@ -141,7 +141,7 @@ def test_a_door_that_drains_refuses_requests_and_ends_none() -> None:
     with door() as running:
         running.grpc.faults = Faults(delay=0.2)
         before = Stream(running)
-        assert wait_until(lambda: before.received == 1)
+        assert wait_until(lambda: before.received >= 1)
         running.process.begin_drain()
         assert wait_until(lambda: running.ask("GET", "/v1/models").status == 503)
         refused = running.ask("GET", "/v1/models")

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,11 +73,16 @@ def test_a_full_queue_is_asked_again(server: Server) -> None:
     assert len(server.asked) == 4
 
 
-def test_a_queue_that_is_full_to_the_end_is_one_of_a_server_that_serves(server: Server) -> None:
+def test_a_queue_that_is_full_to_the_end_is_one_of_a_server_that_serves(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(module, "_PAUSE_S", 31)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
     full = {"error": "in ensemble 'ensemble', UNAVAILABLE: Exceeds maximum queue size: Maximum queue size of 8 ..."}
     server.answers = [(503, full)]
-    assert generate(server.url, 0.5) == ""
-    assert len(server.asked) > 1
+    assert generate(server.url, 60) == ""
+    assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,9 +97,12 @@ def test_a_queue_that_is_full_to_the_end_is_one_of_a_server_that_serves(server: 
     ],
     ids=str,
 )
-def test_what_is_no_answer_is_told(server: Server, answer: Answer | None, error: str) -> None:
+def test_what_is_no_answer_is_told(
+    server: Server, answer: Answer | None, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 60)  # a server that is busy is asked once
     server.answers = [answer]
-    assert generate(server.url, 0.5) == error
+    assert generate(server.url, 60 if answer else 0.5) == error
 
 
 def test_a_server_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

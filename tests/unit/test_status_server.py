@@ -201,6 +201,18 @@ def test_slow_clients_are_let_go_and_keep_nobody_else(monkeypatch: pytest.Monkey
             client.close()
 
 
+def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REQUEST_S", 1.0)
+    size = 16 << 20  # more than the sockets on both sides hold
+    with _serving(Status(), large=lambda: "x" * size) as server, _connect(server) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        received = len(client.recv(1))
+        assert wait_until(lambda: server._connections == 0)
+        while part := client.recv(1 << 20):
+            received += len(part)
+    assert received < size
+
+
 def test_the_page_has_each_family_once_and_its_own_while_parts_are_away(part: Part) -> None:
     (nowhere,) = free_ports(1)
     status = Status(lambda: {"crash": 3, "gateway": 2})

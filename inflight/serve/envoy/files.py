@@ -149,7 +149,7 @@ def _client_ca(deployment: Deployment) -> Config:
     text = _read(path, "door.tls.client_ca")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_verify_locations(cadata=text)
+        context.load_verify_locations(path)  # a text it takes in ASCII alone
         if not context.get_ca_certs():
             raise ValueError("no certificate of an authority is in it")
     except (ssl.SSLError, ValueError) as error:

@@ -212,7 +212,7 @@ def _retries(settings: DoorSettings, replicas: int) -> Config:
     return policy | {
         "retry_on": _RESENT_ELSEWHERE,
         "num_retries": min(settings.retries, _TRIES_ELSEWHERE),
-        "retriable_headers": [{"name": "x-should-retry", "string_match": {"exact": "true"}}],
+        "retriable_headers": [{"name": SHOULD_RETRY, "string_match": {"exact": "true"}}],
         "retry_host_predicate": [
             {
                 "name": "envoy.retry_host_predicates.previous_hosts",

@@ -295,7 +295,8 @@ def attacks(
         from benchmarks.hostile.attack_table import attack_table, flaws
 
         result = attack_table(door or [False, True], only, console.print)
-    report_results(lambda: [result], command_line("attacks"), output, _HOSTILE_PAGE)
+    words = [("--door" if one else "--no-door") for one in door or ()] + ([f"--only '{only}'"] if only else [])
+    report_results(lambda: [result], command_line("attacks", *words), output, _HOSTILE_PAGE)
     with one_line_errors(console):
         if found := flaws(list(result.rows)):
             raise EngineFailure("; ".join(found))

@@ -15,7 +15,6 @@ from benchmarks.guided.command import guided
 from benchmarks.native.command import native
 from benchmarks.peers.command import peers
 from benchmarks.profile.command import profile
-from benchmarks.quality_drift import quality_drift
 from benchmarks.suite import suite
 
 bench = typer.Typer(help="Measure Inflight.", add_completion=False, pretty_exceptions_enable=False)
@@ -33,12 +32,12 @@ for _command in (
     native,
     peers,
     profile,
-    quality_drift,
     server_commands.pipeline,
     server_commands.serving_cost,
     server_commands.tokenizer,
     server_commands.observability,
     server_commands.locust,
+    server_commands.quality_drift,
     faults,
     rolling,
     server_commands.resume,

@@ -8,24 +8,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 import torch
-import typer
 from safetensors.torch import load_file, save_file
 
-from benchmarks.command import Output, Page, command_line, console, report_results
 from benchmarks.gateway.served import Served, serve
 from benchmarks.result import Result, Row
+from inflight.errors import EngineFailure
 from inflight.resources import DEMO
 
-_PAGE = Page(
-    "Quality in production",
-    "Answers of the gateway, scored again by a reference deployment. Written by "
-    '`make bench ARGS="quality-drift --output docs/results/quality-in-production"`.',
-    ("drift",),
-)
 _GROUP = 64
 _PATIENCE_S = 600
 _QUESTIONS = ("What is in-flight batching?", "Who are you?", "What is TTFT?", "Tell me about the KV cache.")
@@ -60,18 +52,13 @@ DAMAGES: dict[str, Damage | None] = {
 }
 
 
-def quality_drift(
-    requests: Annotated[int, typer.Option(min=4, help="Chats of each served model, half of them greedy.")] = 64,
-    tokens: Annotated[int, typer.Option(min=1, max=512, help="Tokens of each answer.")] = 64,
-    output: Output = None,
-) -> None:
-    """Serve the demo whole and damaged, and see what a whole reference says of the answers."""
-    command = command_line("quality-drift", f"--requests {requests} --tokens {tokens}")
-    report_results(lambda: [measure(requests, tokens)], command, output, _PAGE)
+def measure_drift(requests: int, tokens: int, say: Callable[[str], object]) -> Result:
+    """Serve the demo whole and damaged, and return what the gateway's metrics say of each served model.
 
-
-def measure(requests: int, tokens: int) -> Result:
-    """Return what the gateway's metrics say of each served model."""
+    Raises:
+        DeploymentError: a model could not be served.
+        EngineFailure: the reference has not scored all answers after minutes.
+    """
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, serve({"model": str(DEMO / "model")}) as reference:
         for number, (name, damage) in enumerate(DAMAGES.items()):
@@ -80,7 +67,7 @@ def measure(requests: int, tokens: int) -> Result:
             with serve({"model": str(model), "gateway": {"model_name": "demo", "quality": quality}}) as served:
                 _ask(served, requests, tokens)
                 rows.append({"served": name, **_seen(served, requests)})
-            console.print(rows[-1])
+            say(str(rows[-1]))
     finding = (
         "Drift is a token's log-prob as served less the reference's, the mean. Where tokens are drawn from the model's "
         "own distribution it estimates the KL divergence of the served model from the reference; it is 0 where both "
@@ -119,7 +106,8 @@ def _seen(served: Served, requests: int) -> Row:
         found = {(name, label): float(value) for name, label, value in _SERIES.findall(page)}
         if found.get(("answers", "compared"), 0) == requests:
             break
-        assert time.monotonic() < deadline, f"the reference has not scored all answers: {found}"
+        if time.monotonic() > deadline:
+            raise EngineFailure(f"the reference has not scored all answers: {found}")
         time.sleep(0.1)
 
     def each(*names: str, mode: str) -> float:

@@ -35,6 +35,12 @@ _RESUME_PAGE = Page(
     '`make bench ARGS="resume --output docs/results/resume"`.',
     ("resume",),
 )
+_DRIFT_PAGE = Page(
+    "Quality in production",
+    "Answers of the gateway, scored again by a reference deployment. Written by "
+    '`make bench ARGS="quality-drift --output docs/results/quality-in-production"`.',
+    ("drift",),
+)
 _HOSTILE_PAGE = Page(
     "Hostile requests",
     "Every attack that we know by name, and random requests of every bad kind, over HTTP and gRPC and to the gateway, "
@@ -158,6 +164,19 @@ def observability(
     )
 
 
+def quality_drift(
+    requests: Annotated[int, typer.Option(min=4, help="Chats of each served model, half of them greedy.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="Tokens of each answer.")] = 64,
+    output: Output = None,
+) -> None:
+    """Serve the demo whole and damaged, and see what a whole reference says of the answers."""
+    with one_line_errors(console):
+        from benchmarks.quality_drift import measure_drift
+
+    command = command_line("quality-drift", f"--requests {requests} --tokens {tokens}")
+    report_results(lambda: [measure_drift(requests, tokens, console.print)], command, output, _DRIFT_PAGE)
+
+
 def resume(
     streams: Annotated[int, typer.Option(min=1, help="Streams in all.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests and of what is killed when.")] = 0,
@@ -276,7 +295,8 @@ def attacks(
         from benchmarks.hostile.attack_table import attack_table, flaws
 
         result = attack_table(door or [False, True], only, console.print)
-    report_results(lambda: [result], command_line("attacks"), output, _HOSTILE_PAGE)
+    words = [("--door" if one else "--no-door") for one in door or ()] + ([f"--only '{only}'"] if only else [])
+    report_results(lambda: [result], command_line("attacks", *words), output, _HOSTILE_PAGE)
     with one_line_errors(console):
         if found := flaws(list(result.rows)):
             raise EngineFailure("; ".join(found))

@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.command import Output, Page, command_line, console, report_results
 from benchmarks.result import Result, Row
-from inflight.errors import EngineFailure
+from inflight.errors import EngineFailure, InvalidRequest
 from inflight.report.failures import one_line_errors
 
 _PAGE = Page(
@@ -38,6 +38,8 @@ def faults(
 
         with make_place() as place:
             chosen = [one for one in all_faults(place) if not only or any(word in one.title for word in only)]
+        if not chosen:
+            raise InvalidRequest(f"--only is {', '.join(only or ())}: no fault has this in its title")
         texts, outcomes = unbroken_texts(streams), []
         for fault in chosen:
             outcomes.append(try_fault(fault, texts))

@@ -11,6 +11,7 @@ from benchmarks.hostile.attacks import ATTACKS, Attack
 from benchmarks.hostile.pair import Serve, serving
 from benchmarks.hostile.target import Holding, Target
 from benchmarks.result import Result, Row
+from inflight.errors import InvalidRequest
 
 _LOOK_S = 1.0
 
@@ -51,15 +52,18 @@ def attack_table(doors: list[bool], chosen: str, say: Callable[[str], object]) -
 
     Raises:
         EngineFailure: a server does not serve after an attack.
+        InvalidRequest: no attack is chosen.
     """
+    attacks = [attack for attack in ATTACKS if chosen in attack.name]
+    if not attacks:
+        raise InvalidRequest(f"--only is {chosen!r}: no attack has this in its name")
     rows: list[Row] = []
     for door in doors:
         with serving(door) as serve:
-            for attack in ATTACKS:
-                if chosen in attack.name:
-                    row = {"attack": attack.name, "door": "yes" if door else "no", **_attempt(serve, attack)}
-                    say(str(row))
-                    rows.append(row)
+            for attack in attacks:
+                row = {"attack": attack.name, "door": "yes" if door else "no", **_attempt(serve, attack)}
+                say(str(row))
+                rows.append(row)
     rows.sort(key=lambda row: [attack.name for attack in ATTACKS].index(str(row["attack"])))
     return Result("attacks", "The attacks by name", _finding(rows), rows)
 

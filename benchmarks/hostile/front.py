@@ -39,9 +39,7 @@ class Front:
 
     def triton(self, path: str, body: bytes, *headers: str, method: str = "POST") -> str:
         """Send a request to Triton's HTTP port."""
-        return _word(
-            over_http(self.places.http, HttpAttack("", wire(path, body, *headers, method=method)), _PATIENCE_S)
-        )
+        return self.raw(self.places.http, wire(path, body, *headers, method=method))
 
     def openai(self, body: bytes, *headers: str, path: str = CHAT) -> str:
         """Send a request to the gateway's port."""

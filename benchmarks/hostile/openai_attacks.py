@@ -71,8 +71,6 @@ def request_ids(front: Front) -> Iterator[str]:
     body = json.dumps({"model": front.model, "messages": [_USER], "max_completion_tokens": 2}).encode()
     for odd in ("a\rINJECTED", "a\tb", "a\x1b[2J", "a" * 100_000, "%s%n{0}", "http://127.0.0.1:9/", "", "\xff", "a\0b"):
         yield front.openai(body, f"X-Request-Id: {odd}")
-        yield front.triton(
-            "/v2/models/ensemble/generate", b'{"text_input": "a", "max_tokens": 1}', f"X-Request-Id: {odd}"
-        )
+        yield front.triton(GENERATE, b'{"text_input": "a", "max_tokens": 1}', f"X-Request-Id: {odd}")
     for odd in ("a\nINJECTED", "\ud800", "a" * 100_000, "\x1b[2J"):
         yield front.triton(GENERATE, json.dumps({"text_input": "a", "max_tokens": 1, "id": odd}).encode())

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -242,9 +241,7 @@ async def _attack(serve: Serve, soaked: Crashed) -> None:
     while True:
         number += 1
         attack = http_attack(Random(f"soak {number}"))
-        answer = await asyncio.to_thread(
-            partial(over_http, serve.front.places.http, attack, patience_s=_HOSTILE_PATIENCE_S)
-        )
+        answer = await asyncio.to_thread(over_http, serve.front.places.http, attack, _HOSTILE_PATIENCE_S)
         soaked.hostile[answer.outcome] += 1
         if answer.outcome == SILENT:
             soaked.take("hostile", End(WRONG, "no answer"), f"{number}")

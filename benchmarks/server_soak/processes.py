@@ -38,7 +38,7 @@ class Sample:
 
     at_s: float
     processes: Mapping[str, Held]
-    """The processes by name: ``triton`` and the stages; a process that is gone is left out."""
+    """The processes by name, those that ``take_sample`` looks at; a process that is gone is left out."""
     shared: int
     """Bytes of files in /dev/shm that the processes have mapped."""
     requests: int

@@ -26,7 +26,7 @@ _LAST_LINES = 5
 
 
 class KeptProcess(ABC):
-    """A process that a thread of its own keeps running, from ``_start`` to ``_stop``."""
+    """A process that a thread of its own keeps running, from ``_begin`` to ``_finish``."""
 
     def __init__(self, name: str, crash_log: str, look_s: float) -> None:
         """

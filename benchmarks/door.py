@@ -113,7 +113,7 @@ def _before(served: Served) -> Iterator[tuple[DoorProcess, _Behind]]:
     gateway = deployment.gateway.model_copy(update={"port": openai})
     update = {"server": ports, "gateway": gateway, "door": DoorSettings(enabled=True)}
     own = f"{served.server.settings.host}:{served.server.settings.http_port}"
-    upstreams = Upstreams(own, served.grpc, served.url.removeprefix("http://"), own)
+    upstreams = Upstreams(own, served.grpc, served.url.removeprefix("http://"), None)
     process = DoorProcess(deployment.model_copy(update=update), upstreams)
     process.check()
     process.start()

@@ -27,11 +27,10 @@ from inflight.sampling import MAX_SEED
 log = logging.getLogger(__name__)
 
 MOST_CRASHES = 2
-"""Crashes that one request survives, so that one that kills the engine does not do so again and again."""
+"""Crashes that one request survives, so that one that kills the engine does not do so again and again. One of which a
+token has come survives one more: it ran beside the one that kills, which most often has none."""
 _PAUSE_S, _MOST_PAUSE_S = 0.1, 0.5
 """Seconds before the first new try after a break, of which each further one waits twice as many; and the most."""
-
-
 _CRASHED = "crashed_again"
 """Why a request that has met one crash more does not go on."""
 
@@ -119,7 +118,7 @@ class ResumingEngine:
 
     async def _why_not(self, answer: _Answer) -> str | None:
         """Wait for the engine, and return why the request cannot go on; None: it can."""
-        if answer.crashes > MOST_CRASHES:
+        if answer.crashes > MOST_CRASHES + answer.has_begun:
             return _CRASHED
         if answer.has_begun and not self._resumption.behind_tokens:
             return "unsupported"

@@ -56,8 +56,8 @@ class GatewaySettings(Section):
     )
     resume: bool = Field(
         True,
-        description="a request whose engine breaks away goes on with the same tokens when the engine is back, up to 2 "
-        "crashes; false: it ends with the error",
+        description="a request whose engine breaks away goes on with the same tokens when the engine is back, after "
+        "up to 2 crashes, or 3 if a token has come; false: it ends with the error",
     )
     engine_wait_s: float = Field(
         30,

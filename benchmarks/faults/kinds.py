@@ -22,14 +22,36 @@ Act = Callable[[Served, Place], AbstractContextManager[None]]
 _CLOCK_FILE, _CLOCK = f"{KEPT}/clock", "faketime/libfaketimeMT.so.1"
 _SLEEPS = """
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+static int (*stepped)(clockid_t, struct timespec *);
+
+__attribute__((constructor)) static void begin(void) {
+    struct timespec now;
+    int (*next)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    next(CLOCK_REALTIME, &now);
+    stepped = next;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    return stepped ? stepped(clock, now) : syscall(SYS_clock_gettime, clock, now);
+}
+
 int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
     return syscall(SYS_clock_nanosleep, clock, flags, until, left) ? errno : 0;
 }
+
+int nanosleep(const struct timespec *time, struct timespec *left) { return syscall(SYS_nanosleep, time, left); }
+
+int poll(struct pollfd *files, nfds_t count, int timeout) { return syscall(SYS_poll, files, count, timeout); }
 """
+"""A library before libfaketime (0.9.10): there clock_nanosleep breaks if the monotonic clock is left alone. And Envoy's
+allocator, at its start, sleeps and reads the clock, at which libfaketime asks that allocator for memory and hangs."""
 _CLOCK_S = 1.2
 """After which every process has seen a step."""
 _SHORT_S, _FROZEN_S = 3.0, 60.0
@@ -120,8 +142,7 @@ def _clock(hours: int) -> Act:
 def clock_environment() -> dict[str, str] | None:
     """Return the variables by which a process has a clock that a file can step; None: libfaketime is not installed.
 
-    The file is read once a second. Timers and sleeps are left as they are, as a real step leaves them. libfaketime
-    (0.9.10) breaks clock_nanosleep where it leaves the monotonic clock alone, so a library before it calls the kernel.
+    The file is read once a second. Timers and sleeps are left as they are, as a real step leaves them.
     """
     found = [path for root in ("/usr/lib", "/usr/local/lib") for path in Path(root).glob(f"**/{_CLOCK}")]
     if not found or not shutil.which("cc"):

@@ -20,6 +20,8 @@ from inflight.errors import DeploymentError
 FOLDERS = ("/tmp", "/dev/shm", "/mnt")
 """What the place has for itself. /mnt is the benchmark's, which the server leaves alone."""
 KEPT = "/mnt"
+CLOCK = f"{KEPT}/clock"
+"""Has by how many nanoseconds, in eight bytes, the wall clock of a server goes before the kernel's."""
 _GIB = "1g"
 _MOUNT = f"""
 exec 3< "$0"
@@ -37,8 +39,8 @@ held, told = os.memfd_create("hog"), open(sys.argv[1]).read()
 while open(sys.argv[1]).read() == told:
     os.write(held, bytes(1 << 22))
 """
-"""A program that takes memory until the kernel has killed a process of its cgroup. A file that it does not map counts for
-the cgroup and not for the program, so that it is not the largest one, which is killed."""
+"""A program that takes memory until the kernel has killed a process of its cgroup. A file that it does not map counts
+for the cgroup and not for the program, so that it is not the largest one, which is killed."""
 _MARGIN = 32 << 20
 _HOG_S, _END_S, _LOOK_S = 30.0, 5.0, 0.1
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+import yaml
 
-from benchmarks.faults.place import KEPT, Place
+from benchmarks.faults.place import CLOCK, KEPT, Place
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 from inflight.errors import EngineFailure
 from inflight.resources import DEMO
@@ -28,6 +29,8 @@ VICTIMS = (*STAGES, TRITON)
 _WORDS = {TRITON: "tritonserver", GATEWAY: "inflight.gateway", DOOR: "envoy"} | {one: f"/{one}/" for one in STAGES}
 """What the command lines of the processes have in them; that of a stage has the server's too."""
 _ORDER = (*STAGES, GATEWAY, DOOR, TRITON)
+_QUESTIONERS = 2
+"""Sequences that have room beside the streams, so that a question does not wait for one of them to end."""
 _AGAIN_S = 0.1
 """The pause of both compose and systemd before they start a service again."""
 _END_S = 60.0
@@ -148,5 +151,10 @@ def serving(place: Place | None = None, environment: Mapping[str, str] | None = 
 
 
 def _lay_out(place: Place) -> None:
-    """Put the deployment into the place."""
-    shutil.copytree(DEMO, place.path(f"{KEPT}/demo"), dirs_exist_ok=True)
+    """Put the deployment, with room for questions, and a right clock into the place."""
+    folder = shutil.copytree(DEMO, place.path(f"{KEPT}/demo"), dirs_exist_ok=True)
+    deployment = folder / "deployment.yaml"
+    settings = yaml.safe_load(deployment.read_text())
+    settings["batching"]["max_batch_size"] += _QUESTIONERS
+    deployment.write_text(yaml.safe_dump(settings))
+    place.path(CLOCK).write_bytes(bytes(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -125,12 +126,14 @@ def test_what_is_resumed_by_hand_can_break_too(make: Make, fake: FakeServer) -> 
 
 def test_a_connection_that_is_cut_is_resumed(make: Make, fake: FakeServer, request: pytest.FixtureRequest) -> None:
     unbroken = read(make(), EVERYTHING)
-    fake.faults = Faults(delay=0.05)
+    held = [threading.Event(), threading.Event()]
+    fake.faults = Faults(after=2, holds=list(held))  # no more is on its way when the connection is cut
     with Cutter(fake.grpc_port if request.node.callspec.params["make"] == "grpc" else fake.http_port) as cutter:
         with make(cutter.port).stream("Hi", EVERYTHING) as stream:
             for number, _ in enumerate(stream):
                 if number in (1, 3):
                     cutter.cut()
+                    held.pop(0).set()
         assert timeless(stream.completion()) == unbroken[1]
         assert stream.breaks == 2
 

@@ -207,6 +207,29 @@ def test_a_deadline_before_the_first_token_is_an_error(
         read(make(), GenerateOptions(deadline_ms=1_000))
 
 
+@pytest.mark.parametrize(("after", "ends"), [(2, ["deadline", "deadline"]), (1, None)])
+def test_a_deadline_of_several_sequences_is_an_error_where_one_has_no_token(
+    make: Make, fake: FakeServer, monkeypatch: pytest.MonkeyPatch, after: int, ends: list[str] | None
+) -> None:
+    times = iter([0.0, 0.0, 0.0, 1.0])
+    monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    fake.faults = Faults(breaks=[Break(after)])
+    options = GenerateOptions(deadline_ms=1_000, num_return_sequences=2)
+    if ends is None:
+        with pytest.raises(errors.DeadlineExceeded):
+            read(make(), options)
+        return
+    _, answer = read(make(), options)
+    assert [one.finish_reason for one in (answer, *answer.alternatives)] == ends
+
+
+def test_the_servers_own_error_at_the_deadline_stays_one(make: Make, fake: FakeServer) -> None:
+    said = "DEADLINE_EXCEEDED: the request's deadline passed before its first token"
+    fake.faults = Faults(breaks=[Break(1, said)])
+    with pytest.raises(errors.DeadlineExceeded, match="before its first token"):
+        read(make(), GenerateOptions(deadline_ms=100_000, num_return_sequences=2))
+
+
 def test_refusals_that_cannot_be_waited_for_end_the_stream(make: Make, fake: FakeServer) -> None:
     fake.faults = Faults(breaks=[Break(2, away=99)], retry_after="30")
     with pytest.raises(ServerUnreachable), make(retry=replace(RESUME, longest_outage=20)).stream("Hi") as stream:

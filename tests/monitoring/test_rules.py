@@ -90,6 +90,7 @@ def _healthy(interval: str) -> list[dict[str, str]]:
         'up{job="inflight"': "1",
         'up{job="inflight-ready"': "1",
         'up{job="inflight-gateway"': "1",
+        'inflight_serve_part_up{part="gateway"': "1",
         "inflight_running_requests{": "4",
         "inflight_waiting_requests{": "2",
         "inflight_queue_limit{": "256",

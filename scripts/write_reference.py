@@ -226,7 +226,7 @@ def _default(field: FieldInfo) -> str:
     if field.default is None:
         return "`null`"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
-    return f"`{str(value).lower()}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 _GATEWAY_METRICS = """

@@ -83,10 +83,11 @@ class Resumption:
         return True
 
     def ended_by_deadline(self) -> list[Chunk]:
-        """Return the last chunk of each sequence that the deadline ends; before the first token there is none, and the
-        request ends with an error."""
-        ends = self._deadline is not None and self._collector.begun
-        return [Chunk("", index, "deadline") for index in self._collector.unfinished()] if ends else []
+        """Return the last chunk of each sequence that the deadline ends. There is none where one of them has no token:
+        the request then ends with an error, as the server ends it."""
+        rest = self._collector.unfinished()
+        ends = self._deadline is not None and all(so_far.outputs for so_far in rest.values())
+        return [Chunk("", index, "deadline") for index in rest] if ends else []
 
 
 def _rest(request: Request, index: int, so_far: Completion) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight.metrics import PART_UP
 from monitoring.generate.rule import MINUTE, Alert, Timescale
 
 GATEWAY_JOB = "inflight-gateway"
@@ -21,10 +22,12 @@ def gateway(scale: Timescale) -> list[Alert]:
     faulty = 'inflight_gateway_requests_total{status="500"}'
     faults = f"sum by (instance) (rate({faulty}[{window}]))"
     enough = f"sum by (instance) (increase({faulty}[{window}])) >= {FEWEST_FAULTS / scale.factor:g}"
+    # The page of all parts answers for a gateway that is away: there only its own word tells.
+    answers_at_all = f'min by (instance) (up{{job="{GATEWAY_JOB}"}} or {PART_UP.name}{{part="gateway"}})'
     return [
         Alert(
             "InflightGatewayDown",
-            f'up{{job="{GATEWAY_JOB}"}} == 0 and on (instance) up{{job="inflight"}} == 1',
+            f'{answers_at_all} == 0 and on (instance) up{{job="inflight"}} == 1',
             2 * MINUTE,
             "critical",
             f"No answer from the gateway {_ON}",

@@ -49,26 +49,30 @@ def _beside(kind: str, chance: random.Random) -> list[Request]:
     return [ask([chance.randrange(1, VOCAB) for _ in range(9)], 8, priority=1) for _ in range(3)]
 
 
-def _whole_and_resumed(
-    kind: str, family: str, request: Request, chance: random.Random, cut: int | None = None
-) -> tuple[Answer, Answer, int]:
+def _whole_and_resumed(kind: str, family: str, request: Request, chance: random.Random) -> tuple[Answer, Answer, int]:
     """Return the answer without a break, and the rest of it after a break behind a chunk; and where that was."""
-    engine, tokenizer = _engine(kind, family), byte_tokenizer() if family == "guides" else make_tokenizer(family)
-
-    def joined() -> int:
-        return chance.randint(1, 4)
-
-    whole = answer(tokenizer, request, outputs_of(engine, request, lambda: _beside(kind, chance)), joined)
-    assert_idle(engine)
+    whole = _answer(kind, family, request, chance)
     places = [place for place, chunk in enumerate(whole.chunks[:-1]) if chunk.tokens]
     if not places:
         return whole, whole, -1
-    place = chance.choice(places) if cut is None else cut
+    place = chance.choice(places)
+    return whole, _resumed(kind, family, request, whole, place, chance), place
+
+
+def _answer(kind: str, family: str, request: Request, chance: random.Random) -> Answer:
+    """Return the answer to a request, whose responses have some tokens each."""
+    engine, tokenizer = _engine(kind, family), byte_tokenizer() if family == "guides" else make_tokenizer(family)
+    outputs = outputs_of(engine, request, lambda: _beside(kind, chance))
+    made = answer(tokenizer, request, outputs, lambda: chance.randint(1, 4))
+    assert_idle(engine)
+    return made
+
+
+def _resumed(kind: str, family: str, request: Request, whole: Answer, place: int, chance: random.Random) -> Answer:
+    """Return the rest of an answer after a break behind a chunk."""
     seen = whole.chunks[place].tokens
     rest = again(request, whole.tokens[:seen], whole.log_probs[:seen], whole.seed)
-    resumed = answer(tokenizer, rest, outputs_of(engine, rest, lambda: _beside(kind, chance)), joined)
-    assert_idle(engine)
-    return whole, resumed, place
+    return _answer(kind, family, rest, chance)
 
 
 def _check(whole: Answer, resumed: Answer, place: int) -> None:
@@ -144,8 +148,7 @@ def test_a_guide_goes_on(kind: str, text: str, start_ids: tuple[int, ...]) -> No
     whole = answer(byte_tokenizer(), request, outputs_of(_engine("roomy", "guides"), request))
     assert whole.finish_reason is FinishReason.STOP
     for place in range(len(whole.chunks) - 1):
-        same = again(request, [], [], None)
-        _check(*_whole_and_resumed("roomy", "guides", same, chance, None if place else 0))
+        _check(whole, _resumed("roomy", "guides", request, whole, place, chance), place)
 
 
 @functools.cache

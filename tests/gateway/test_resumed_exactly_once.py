@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inflight.client.errors import ServerUnreachable, from_wire
 from inflight.client.grpc_transport import GrpcTransport
-from inflight.errors import EngineFailure, InflightError, QueueFull
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, QueueFull
 from inflight.gateway import resuming
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import ApiError
@@ -87,14 +87,20 @@ class Faulty:
         """Close nothing."""
 
 
-async def read(engine: Faulty, *, enabled: bool = True) -> Sequences:
+async def read(engine: Faulty, *, enabled: bool = True, deadline_ms: int | None = None) -> Sequences:
     """Return the tokens of each sequence as they came."""
     metrics = GatewayMetrics()
     readiness = Readiness(GrpcTransport("127.0.0.1:1", "none", 1), metrics)
     readiness.show(True)
     resumed = ResumingEngine(engine, readiness, metrics, Resumption(enabled, behind_tokens=True, wait_s=600))
     request = GenerateRequest(
-        prompt=[1], max_tokens=99, sequences=len(engine.outputs), temperature=1, seed=0, log_probs=True
+        prompt=[1],
+        max_tokens=99,
+        sequences=len(engine.outputs),
+        temperature=1,
+        seed=0,
+        log_probs=True,
+        deadline_ms=deadline_ms,
     )
     tokens: Sequences = [[] for _ in engine.outputs]
     scores: list[list[float]] = [[] for _ in engine.outputs]
@@ -173,3 +179,27 @@ def test_a_sequence_ends_once(seed: int) -> None:
     engine = Faulty([[5, 6], [7, 8, 9]], [], seed, repeats=True)
     with pytest.raises(EngineFailure, match="sequence 0 has come behind its end"):
         asyncio.run(read(engine))
+
+
+@pytest.mark.parametrize("begun", [[0, 1], [1]])
+def test_a_deadline_ends_what_has_tokens_and_is_an_error_where_one_has_none(
+    begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(resuming, "_now", lambda: now[0])
+
+    class Leaving(Faulty):
+        """It gives a token of some sequences, and is away until the deadline has passed."""
+
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
+            for index in begun:
+                yield EngineDelta(index, [5], None, None, [-5.0], [], 1, 0, {})
+            now[0] = 2.0
+            raise AWAY
+
+    engine = Leaving([[5, 6], [5, 6]], [], 0)
+    if begun == [0, 1]:
+        assert asyncio.run(read(engine, deadline_ms=1_000)) == [[5], [5]]
+    else:
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(read(engine, deadline_ms=1_000))

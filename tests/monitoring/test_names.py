@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight.engine.request import FinishReason
 from inflight.errors import InflightError
-from inflight.metrics import FAMILIES, GATEWAY
+from inflight.metrics import FAMILIES, GATEWAY, SUPERVISOR
 from inflight.settings.deployment import Deployment
 from monitoring.generate.alerts import alerts
 from monitoring.generate.boards.all import dashboard_files
@@ -43,7 +43,7 @@ RECORDED = {rule.record: rule.expr for group in recordings(Objectives(), Timesca
 ALERTING = {rule.name: rule.expr for group in alerts(Objectives(), Timescale()).values() for rule in group}
 PANELS = [expr for board in BOARDS for panel in panels(board) for expr in expressions(panel)]
 RUNBOOK_QUERIES = {f"{path.stem}: {query}": query for path in RUNBOOKS for query in queries(path)}
-EXPORTED = FAMILIES | {family.name: family for family in GATEWAY}
+EXPORTED = FAMILIES | {family.name: family for family in (*GATEWAY, *SUPERVISOR)}
 SERIES = {
     f"{name}{suffix}"
     for name, family in EXPORTED.items()

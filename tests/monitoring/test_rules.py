@@ -90,6 +90,7 @@ def _healthy(interval: str) -> list[dict[str, str]]:
         'up{job="inflight"': "1",
         'up{job="inflight-ready"': "1",
         'up{job="inflight-gateway"': "1",
+        'inflight_serve_part_up{part="gateway"': "1",
         "inflight_running_requests{": "4",
         "inflight_waiting_requests{": "2",
         "inflight_queue_limit{": "256",
@@ -240,8 +241,8 @@ def test_the_monitors_of_compose_are_pinned_bound_and_cannot_write_their_configu
         assert re.search(r":v?\d+\.\d+\.\d+@sha256:[0-9a-f]{64}$", service["image"])
         assert all(port.startswith("${BIND:-127.0.0.1}:") for port in service["ports"])
         for volume in service.get("volumes", []):
-            source, *_, mode = volume.split(":")
-            source = re.sub(r"\$\{\w+-(.*)\}", r"\1", source)  # the default of a variable
+            defaults = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", volume)  # of variables
+            source, *_, mode = defaults.split(":")
             assert source in composed["volumes"] or (mode == "ro" and (ROOT / source).exists())
 
 

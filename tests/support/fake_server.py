@@ -99,6 +99,8 @@ class Faults:
     """Seconds before the first chunk, and before each other."""
     together: int = 1
     """Nobody is answered before so many requests run at once."""
+    holds: list[threading.Event] = field(default_factory=list)
+    """The next requests, each by the first that is left, stand still after ``after`` chunks until it is set."""
     breaks: list[Break] = field(default_factory=list)
     """How the next requests end, each by the first that is left."""
     away: int = 0
@@ -168,10 +170,13 @@ class FakeServer:
         with self._lock:
             end = faults.breaks.pop(0) if faults.breaks else None
             faults.away = end.away if end else 0
+            hold = faults.holds.pop(0) if faults.holds else None
         number = -1
         for number, response in enumerate(responses):
             time.sleep(faults.delay if number else faults.first_delay)
             if number == faults.after:
+                if hold is not None:
+                    hold.wait(60)
                 if faults.error:
                     raise ServerError(faults.error)
                 if faults.hangup:

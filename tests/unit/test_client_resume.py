@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -125,12 +126,14 @@ def test_what_is_resumed_by_hand_can_break_too(make: Make, fake: FakeServer) -> 
 
 def test_a_connection_that_is_cut_is_resumed(make: Make, fake: FakeServer, request: pytest.FixtureRequest) -> None:
     unbroken = read(make(), EVERYTHING)
-    fake.faults = Faults(delay=0.05)
+    held = [threading.Event(), threading.Event()]
+    fake.faults = Faults(after=2, holds=list(held))  # no more is on its way when the connection is cut
     with Cutter(fake.grpc_port if request.node.callspec.params["make"] == "grpc" else fake.http_port) as cutter:
         with make(cutter.port).stream("Hi", EVERYTHING) as stream:
             for number, _ in enumerate(stream):
                 if number in (1, 3):
                     cutter.cut()
+                    held.pop(0).set()
         assert timeless(stream.completion()) == unbroken[1]
         assert stream.breaks == 2
 
@@ -202,6 +205,29 @@ def test_a_deadline_before_the_first_token_is_an_error(
     fake.faults = Faults(breaks=[Break(0)])
     with pytest.raises(errors.DeadlineExceeded, match="while the server was away"):
         read(make(), GenerateOptions(deadline_ms=1_000))
+
+
+@pytest.mark.parametrize(("after", "ends"), [(2, ["deadline", "deadline"]), (1, None)])
+def test_a_deadline_of_several_sequences_is_an_error_where_one_has_no_token(
+    make: Make, fake: FakeServer, monkeypatch: pytest.MonkeyPatch, after: int, ends: list[str] | None
+) -> None:
+    times = iter([0.0, 0.0, 0.0, 1.0])
+    monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    fake.faults = Faults(breaks=[Break(after)])
+    options = GenerateOptions(deadline_ms=1_000, num_return_sequences=2)
+    if ends is None:
+        with pytest.raises(errors.DeadlineExceeded):
+            read(make(), options)
+        return
+    _, answer = read(make(), options)
+    assert [one.finish_reason for one in (answer, *answer.alternatives)] == ends
+
+
+def test_the_servers_own_error_at_the_deadline_stays_one(make: Make, fake: FakeServer) -> None:
+    said = "DEADLINE_EXCEEDED: the request's deadline passed before its first token"
+    fake.faults = Faults(breaks=[Break(1, said)])
+    with pytest.raises(errors.DeadlineExceeded, match="before its first token"):
+        read(make(), GenerateOptions(deadline_ms=100_000, num_return_sequences=2))
 
 
 def test_refusals_that_cannot_be_waited_for_end_the_stream(make: Make, fake: FakeServer) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from inflight import errors
@@ -14,7 +16,7 @@ from inflight.contract import STAGES
 from inflight.errors import DeploymentError, InvalidRequest, nearest
 from inflight.inputs import FOREIGN_NAMES, check_parameters
 from inflight.sampling import SamplingParams
-from inflight.settings.deployment import load_deployment
+from inflight.settings.deployment import Deployment, load_deployment
 from inflight.settings.gateway_quality import GatewayQualitySettings
 from scripts import write_reference as reference
 from tests.support.tables import each_row
@@ -25,6 +27,18 @@ ROOT = Path(__file__).parents[2]
 @each_row("name", reference.files())
 def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == reference.files()[name], "run `make contract`"
+
+
+def test_the_page_writes_each_default_as_yaml_reads_it() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \|", reference.deployment_page(), re.M)
+    assert len(rows) > 100
+    for key, text in rows:
+        *sections, name = key.split(".")
+        section: Any = Deployment
+        for one in sections:
+            section = section.model_fields[one].annotation
+        default = section.model_fields[name].default
+        assert yaml.safe_load(text) == (list(default) if isinstance(default, tuple) else default), key
 
 
 def test_every_error_has_a_status_and_a_label() -> None:

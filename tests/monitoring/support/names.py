@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 FUNCTIONS = set(
-    "sum max avg count rate increase changes histogram_quantile predict_linear deriv min_over_time time vector absent "
-    "by on group_left offset and or unless".split()
+    "sum min max avg count rate increase changes histogram_quantile predict_linear deriv min_over_time time vector "
+    "absent by on group_left offset and or unless".split()
 )
 
 

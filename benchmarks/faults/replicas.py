@@ -82,7 +82,7 @@ def two_replicas() -> Iterator[tuple[str, list[Replica]]]:
         replicas = []
         for _ in range(2):
             place = stack.enter_context(make_place())
-            replicas.append(Replica(stack.enter_context(serving(place)), place))
+            replicas.append(Replica(stack.enter_context(serving(place, behind_a_door=True)), place))
         for replica in replicas:
             replica.wait_ready()
         yield stack.enter_context(_envoy([replica.served for replica in replicas])), replicas

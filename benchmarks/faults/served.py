@@ -121,12 +121,15 @@ class Served:
 
 
 @contextmanager
-def serving(place: Place | None = None, environment: Mapping[str, str] | None = None) -> Iterator[Served]:
+def serving(
+    place: Place | None = None, environment: Mapping[str, str] | None = None, *, behind_a_door: bool = False
+) -> Iterator[Served]:
     """Serve the demo on free ports; at the end it is stopped, if it runs still.
 
     Args:
         place: where; without one it has this process's files, neither gateway nor door, and is not started again.
         environment: variables that it has beside this process's.
+        behind_a_door: whether another door stands before its own.
     """
     ports = free_ports(4)
     names = ("http", "grpc", "metrics", "gateway")
@@ -135,6 +138,7 @@ def serving(place: Place | None = None, environment: Mapping[str, str] | None = 
         command += [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
         command += ["--no-gateway", "--no-door"] if place is None else ["--door", f"{KEPT}/demo"]
         state = folder if place is None else f"{KEPT}/state"
+        command += ["--behind-a-door"] if behind_a_door else []
         if place is not None:
             _lay_out(place)
             command = place.command(*command)

@@ -172,6 +172,29 @@ def test_a_door_behind_a_door_lets_another_server_do_what_its_own_cannot(deploym
         assert set(asked) <= {"/v2/health/ready", "/ready", "/live"}
 
 
+@pytest.mark.parametrize(("server", "path"), [("http", "/v2/models/ensemble/generate"), ("gateway", "/v1/messages")])
+def test_what_a_server_broke_under_goes_to_another_one_twice_at_most(
+    deployment: tuple[Path, int], server: str, path: str
+) -> None:
+    folder, port = deployment
+    with door(behind_a_door=True) as one, door(behind_a_door=True) as two:
+        servers = [getattr(one, server), getattr(two, server)]
+        doors = [f"127.0.0.1:{inner.port}" for inner in (one, two)]
+        with running("--replica", doors[0], "--replica", doors[1], port=port, folder=folder):
+            assert wait_until(lambda: ask(port, "/ready").status == 200)
+            for each in servers:
+                each.requests.clear()
+            servers[0].breaks = 1
+            assert [ask(port, path, method="POST").status for _ in range(2)] == [200] * 2
+            assert sum(len(each.requests) for each in servers) == 3, "the second one took over"
+            for each in servers:
+                each.requests.clear()
+                each.breaks = 100
+            answer = ask(port, path, method="POST")
+            assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
+            assert sum(len(each.requests) for each in servers) == 3
+
+
 def test_the_files_for_an_envoy_elsewhere(deployment: tuple[Path, int], tmp_path: Path) -> None:
     folder, _ = deployment
     out = tmp_path / "out"

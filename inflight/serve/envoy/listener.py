@@ -21,6 +21,9 @@ from inflight.settings.door import DoorSettings
 
 _BUFFER_BYTES = 256 << 10
 _WINDOW_BYTES = 256 << 10
+_CLOSE_S = 5.0
+"""When a connection ends behind an answer, so long its client may take no byte of what is still on its way to it. Envoy's
+own second loses the end of an answer; but a client that reads until the connection ends may wait as long for that."""
 _IPPROTO_TCP, _TCP_USER_TIMEOUT = 6, 18
 """Linux ends a connection whose peer has taken nothing of what waits for it for so many milliseconds (tcp(7))."""
 
@@ -88,8 +91,7 @@ def _shared(settings: DoorSettings, folder: Path) -> Config:
         "request_headers_timeout": seconds(settings.header_timeout_s),
         "stream_idle_timeout": seconds(settings.stream_idle_timeout_s),
         "stream_flush_timeout": seconds(settings.client_timeout_s),
-        # An answer behind which the connection ends: its reader may pause as long. Envoy's own limit is one second.
-        "delayed_close_timeout": seconds(settings.client_timeout_s),
+        "delayed_close_timeout": seconds(_CLOSE_S),
         "common_http_protocol_options": {
             "idle_timeout": seconds(settings.idle_timeout_s),
             "max_headers_count": settings.max_headers,

@@ -42,7 +42,7 @@ def local_replies(elsewhere: bool) -> Config:
     Args:
         elsewhere: whether a door before this one is told to send elsewhere what is refused with 503.
     """
-    broke = _of_status(503, _BROKE, False, {"response_flag_filter": {"flags": ["UC", "UR"]}})
+    broke = _of_status(503, _BROKE, elsewhere, {"response_flag_filter": {"flags": ["UC", "UR"]}})
     others = (one for status, words in _WORDS.items() for one in _of_status(status, words, elsewhere))
     return {"mappers": [*broke, *others]}
 

@@ -22,8 +22,8 @@ from inflight.settings.door import DoorSettings
 _BUFFER_BYTES = 256 << 10
 _WINDOW_BYTES = 256 << 10
 _CLOSE_S = 5.0
-"""When a connection ends behind an answer, so long its client may take no byte of what is still on its way to it. Envoy's
-own second loses the end of an answer; but a client that reads until the connection ends may wait as long for that."""
+"""When a connection ends behind an answer, so long its client may take no byte of what is still on its way to it.
+Envoy's own second loses the end of an answer; but a client that reads until the connection ends may wait as long."""
 _IPPROTO_TCP, _TCP_USER_TIMEOUT = 6, 18
 """Linux ends a connection whose peer has taken nothing of what waits for it for so many milliseconds (tcp(7))."""
 

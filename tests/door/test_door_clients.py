@@ -223,6 +223,7 @@ def test_mutual_tls_asks_for_a_clients_certificate(tmp_path: Path) -> None:
         ("\n", {"api_keys_file": "f"}, "door.api_keys_file: .* has no key"),
         ("{}", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys"),
         ("[", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys"),
+        pytest.param(5000 * "[", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys", id="deep"),
         ("x", {"tls": {"certificate": "f", "private_key": "f"}}, "door.tls: .* are not a certificate and its key"),
         (None, {"tls": {"certificate": "f", "private_key": "f"}}, "door.tls.certificate: .* cannot be read"),
     ],

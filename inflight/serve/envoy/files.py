@@ -122,7 +122,7 @@ def _jwks(path: Path) -> str:
         keys = json.loads(text)["keys"]
         if not keys or not all(isinstance(key, dict) and "kty" in key for key in keys):
             raise ValueError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # the last: it is nested too deep
         raise DeploymentError(f"door.jwt.jwks_file: {path} is not a set of keys (JWKS)") from None
     return text
 

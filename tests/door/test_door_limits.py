@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -29,6 +30,16 @@ def test_bodies_are_bounded_whether_they_say_their_length_or_not(plain: Door) ->
         assert plain.send(head + 30 * chunk).status in (413, 0)
     assert len(plain.http.requests) == before
     assert plain.ask("POST", "/v2/models/ensemble/generate", body=b"x" * 100_000).status == 200
+
+
+def test_a_request_that_needs_no_key_has_hardly_a_body(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-first\n")
+    asked = "origin: https://chat.example.org", "access-control-request-method: POST"
+    with door(max_body_bytes=100_000, api_keys_file=keys) as running:
+        for method, path, *headers in (("GET", "/ready"), ("OPTIONS", "/v1/messages", *asked)):
+            assert running.ask(method, path, *headers, body=b"x" * 50_000).status == 413
+            assert running.ask(method, path, *headers).status == 200
 
 
 def test_a_message_of_a_unary_call_is_bounded(plain: Door) -> None:

@@ -91,8 +91,13 @@ def test_a_stream_of_grpc_outlives_the_time_of_a_request() -> None:
         assert len(list(GRPCInferenceServiceStub(channel).ModelStreamInfer(requests()))) == 2
 
 
-def test_one_more_connection_than_allowed_is_closed() -> None:
-    with door(max_connections=3) as running:
+@pytest.mark.parametrize(("settings", "files"), [({"max_connections": 3}, 10_000), ({}, 70)])
+def test_one_more_connection_than_allowed_is_closed(
+    settings: dict[str, int], files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or than there are files for: without one left, Envoy would do nothing at all."""
+    monkeypatch.setattr("inflight.serve.door.limits.getrlimit", lambda _: (files, files))
+    with door(**settings) as running:
         held: list[socket.socket] = []
 
         def hold() -> bool:

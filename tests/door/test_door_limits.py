@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from inflight.serve.envoy.admin import ask
+from inflight.serve.envoy.files import ADMIN_SOCKET
 from tests.door.support.doors import Door, door, read_answer
 from tests.support.waiting import wait_until
 
@@ -118,6 +121,17 @@ def test_one_more_connection_than_allowed_is_closed(
         assert wait_until(hold)
         for one in held:
             one.close()
+
+
+def test_a_flood_of_questions_for_the_status_waits_its_turn() -> None:
+    with door() as running, ThreadPoolExecutor(80) as pool:
+        answers = [pool.submit(running.ask, "GET", "/live?events=1") for _ in range(80)]
+        assert wait_until(lambda: 'inflight_door_requests{protocol="http1"} 80' in running.process.metrics())
+        page = ask(running.process.folder / ADMIN_SOCKET, "/stats?filter=cluster.status.upstream_cx_overflow", 30)[1]
+        for _ in answers:
+            running.status.more.release()
+        assert {answer.result().status for answer in answers} == {200}
+        assert int(page.rpartition(":")[2]) > 0
 
 
 def test_a_client_that_takes_nothing_loses_its_connection() -> None:

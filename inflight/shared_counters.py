@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import stat
 import threading
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 BEAT_S = 0.25
 """How often a stage that lives counts one more."""
-_BEATS, _BEGUN, _ENDED = range(3)
+_BEATS, _BEGUN, _ENDED = range(_PULSE_COUNTERS := 3)
 _COUNTER_BYTES = 8
 _UNFINISHED = re.compile(r"^(inflight_\d+_)")
 _PULSE_NAME = re.compile(r"inflight_\d+_pulse_(\d+)_(.+)")
@@ -142,9 +143,19 @@ class Pulse:
 def start_pulse(stage: str) -> Pulse:
     """Create the record of this process, a stage of its parent, and let a thread count from here on."""
     path = SHARED_MEMORY / f"inflight_{os.getppid()}_pulse_{os.getpid()}_{stage}"
-    pulse = Pulse(path, _create(path, 3))
+    pulse = Pulse(path, _create(path, _PULSE_COUNTERS))
     threading.Thread(target=pulse.beat, name="pulse", daemon=True).start()
     return pulse
+
+
+def _is_record(path: Path, counters: int) -> bool:
+    """Return whether a file is a record of so many counters: anybody on this machine can give files such names.
+
+    Nobody else can replace one of this user's: the folder is sticky.
+    """
+    found = path.lstat()
+    whole = stat.S_ISREG(found.st_mode) and found.st_size == counters * _COUNTER_BYTES
+    return whole and found.st_uid == os.geteuid()
 
 
 def read_pulses(server: int) -> dict[int, tuple[str, Pulse]]:
@@ -155,7 +166,9 @@ def read_pulses(server: int) -> dict[int, tuple[str, Pulse]]:
         if name is None:
             continue
         with suppress(FileNotFoundError):  # the stage ends in order at this moment
+            if not _is_record(path, _PULSE_COUNTERS):
+                continue
             with path.open("rb") as file:
-                memory = mmap.mmap(file.fileno(), 3 * _COUNTER_BYTES, access=mmap.ACCESS_READ)
+                memory = mmap.mmap(file.fileno(), _PULSE_COUNTERS * _COUNTER_BYTES, access=mmap.ACCESS_READ)
             found[int(name[1])] = name[2], Pulse(path, memoryview(memory).cast("Q"))
     return found

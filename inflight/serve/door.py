@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import logging
 import os
+import resource as limits
 import subprocess
 import time
 from contextlib import suppress
@@ -53,6 +54,8 @@ _LOOK_S, _ADMIN_TIMEOUT_S = 0.05, 5.0
 _CALM_LOOKS = 3
 """Looks in a row that find no work: Envoy counts the end of an answer a moment before it counts its last bytes."""
 _CORES_PER_THREAD = 4
+_OTHER_FILES = 64
+"""Files that Envoy opens beside its connections, and some to spare."""
 
 
 class DoorProcess(KeptProcess):
@@ -107,7 +110,7 @@ class DoorProcess(KeptProcess):
         self._make_folder()
         for name in named_files(self._deployment):  # before they are read: a later change is one
             self._stamps[name] = self._stamps_of(name)
-        write_configuration(self.folder, self._deployment, self._replicas, self.addresses)
+        write_configuration(self.folder, _within_files(self._deployment), self._replicas, self.addresses)
         self._begin()
 
     def wait_ready(self) -> None:
@@ -268,6 +271,22 @@ class DoorProcess(KeptProcess):
 
     def _end(self) -> str:
         return self._terminate(_END_S)
+
+
+def _within_files(deployment: Deployment) -> Deployment:
+    """Return a deployment with no more connections of clients than Envoy can have, each with one to a server.
+
+    It raises its limit of open files itself, as far as it may. Without a file left it serves nobody, and does not say
+    that it lives, so that idle connections would have it killed as hung.
+    """
+    files, wanted = limits.getrlimit(limits.RLIMIT_NOFILE)[1], deployment.door.max_connections
+    most = wanted if files == limits.RLIM_INFINITY else max(1, (files - _OTHER_FILES) // 2)
+    if wanted <= most:
+        return deployment
+    log.warning(
+        "door.max_connections is %d; %d fit into the %d files that Envoy may open (`ulimit -Hn`)", wanted, most, files
+    )
+    return deployment.model_copy(update={"door": deployment.door.model_copy(update={"max_connections": most})})
 
 
 def envoy_path() -> Path:

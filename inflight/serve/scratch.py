@@ -35,6 +35,9 @@ class OwnedDirectory(tempfile.TemporaryDirectory[str]):
     def __init__(self, prefix: str, parent: str) -> None:
         super().__init__(prefix=prefix, dir=parent)
         self._owner = _locked(Path(self.name))
+        # What tidies up /tmp, as systemd-tmpfiles does after ten days, leaves a directory alone that is locked.
+        self._itself = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._itself, fcntl.LOCK_SH)
 
     def note(self, path: str) -> None:
         """Note files that are to be removed with the directory: all whose paths begin with ``path``."""
@@ -45,6 +48,7 @@ class OwnedDirectory(tempfile.TemporaryDirectory[str]):
         """Remove the directory."""
         super().cleanup()
         self._owner.close()
+        os.close(self._itself)
 
 
 def _locked(directory: Path) -> TextIO:

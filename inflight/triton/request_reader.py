@@ -210,9 +210,10 @@ def _resumed(inputs: Inputs, options: OutputOptions, sampling: SamplingParams) -
     if log_probs.size != wanted:
         limit = f"{wanted}: one for each of resumed_ids with return_log_probs, and else none"
         raise InvalidRequest(f"resumed_log_probs has {log_probs.size} values; it must have {limit}")
-    if not np.isfinite(log_probs).all():
-        raise InvalidRequest("resumed_log_probs has a value that is not finite")
-    return ids.tolist(), sum(log_probs.tolist())
+    log_prob = sum(log_probs.tolist())
+    if not abs(log_prob) <= np.finfo(np.float32).max:  # cum_log_probs begin with it; JSON has no infinity, and no NaN
+        raise InvalidRequest(f"resumed_log_probs has the sum {log_prob}; it must be a finite number of 32 bits")
+    return ids.tolist(), log_prob
 
 
 def _deadline_ns(inputs: Inputs, row: int) -> int | None:

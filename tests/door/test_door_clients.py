@@ -142,6 +142,9 @@ def test_tokens_are_held_against_the_issuers_keys(tmp_path: Path) -> None:
         assert status(good, "x-inflight-client: berta") == 200
         headers = running.gateway.requests[-1]["headers"]
         assert (headers["x-inflight-client"], "authorization" in headers) == ("anna", False)
+        nameless = as_bearer(token(first, **{name: claims[name] for name in ("iss", "aud")}, **soon))
+        assert [status(nameless) for _ in range(4)] == [200, 200, 200, 429]
+        assert running.gateway.requests[-1]["headers"]["x-inflight-client"] == "127.0.0.1"
         assert running.ask("GET", "/ready").status == 200
         assert [status(good), status(good), status(good)] == [200, 200, 429]
         assert status(as_bearer(token(first, **(claims | {"sub": "carl"}), **soon))) == 200
@@ -223,6 +226,7 @@ def test_mutual_tls_asks_for_a_clients_certificate(tmp_path: Path) -> None:
         ("\n", {"api_keys_file": "f"}, "door.api_keys_file: .* has no key"),
         ("{}", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys"),
         ("[", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys"),
+        pytest.param(5000 * "[", {"jwt": {"jwks_file": "f"}}, "door.jwt.jwks_file: .* is not a set of keys", id="deep"),
         ("x", {"tls": {"certificate": "f", "private_key": "f"}}, "door.tls: .* are not a certificate and its key"),
         (None, {"tls": {"certificate": "f", "private_key": "f"}}, "door.tls.certificate: .* cannot be read"),
     ],

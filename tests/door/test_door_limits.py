@@ -6,12 +6,16 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from inflight.serve.envoy.admin import ask
+from inflight.serve.envoy.files import ADMIN_SOCKET
 from tests.door.support.doors import Door, door, read_answer
 from tests.support.waiting import wait_until
 
@@ -29,6 +33,16 @@ def test_bodies_are_bounded_whether_they_say_their_length_or_not(plain: Door) ->
         assert plain.send(head + 30 * chunk).status in (413, 0)
     assert len(plain.http.requests) == before
     assert plain.ask("POST", "/v2/models/ensemble/generate", body=b"x" * 100_000).status == 200
+
+
+def test_a_request_that_needs_no_key_has_hardly_a_body(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-first\n")
+    asked = "origin: https://chat.example.org", "access-control-request-method: POST"
+    with door(max_body_bytes=100_000, api_keys_file=keys) as running:
+        for method, path, *headers in (("GET", "/ready"), ("OPTIONS", "/v1/messages", *asked)):
+            assert running.ask(method, path, *headers, body=b"x" * 50_000).status == 413
+            assert running.ask(method, path, *headers).status == 200
 
 
 def test_a_message_of_a_unary_call_is_bounded(plain: Door) -> None:
@@ -80,8 +94,13 @@ def test_a_stream_of_grpc_outlives_the_time_of_a_request() -> None:
         assert len(list(GRPCInferenceServiceStub(channel).ModelStreamInfer(requests()))) == 2
 
 
-def test_one_more_connection_than_allowed_is_closed() -> None:
-    with door(max_connections=3) as running:
+@pytest.mark.parametrize(("settings", "files"), [({"max_connections": 3}, 10_000), ({}, 70)])
+def test_one_more_connection_than_allowed_is_closed(
+    settings: dict[str, int], files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or than there are files for: without one left, Envoy would do nothing at all."""
+    monkeypatch.setattr("inflight.serve.door.limits.getrlimit", lambda _: (files, files))
+    with door(**settings) as running:
         held: list[socket.socket] = []
 
         def hold() -> bool:
@@ -102,6 +121,17 @@ def test_one_more_connection_than_allowed_is_closed() -> None:
         assert wait_until(hold)
         for one in held:
             one.close()
+
+
+def test_a_flood_of_questions_for_the_status_waits_its_turn() -> None:
+    with door() as running, ThreadPoolExecutor(80) as pool:
+        answers = [pool.submit(running.ask, "GET", "/live?events=1") for _ in range(80)]
+        assert wait_until(lambda: 'inflight_door_requests{protocol="http1"} 80' in running.process.metrics())
+        page = ask(running.process.folder / ADMIN_SOCKET, "/stats?filter=cluster.status.upstream_cx_overflow", 30)[1]
+        for _ in answers:
+            running.status.more.release()
+        assert {answer.result().status for answer in answers} == {200}
+        assert int(page.rpartition(":")[2]) > 0
 
 
 def test_a_client_that_takes_nothing_loses_its_connection() -> None:

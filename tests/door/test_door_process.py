@@ -96,6 +96,16 @@ def test_its_files_are_private_and_go_with_it(tmp_path: Path) -> None:
     assert process.returncode is not None
 
 
+def test_what_lies_in_a_folder_already_does_not_open_its_files_to_others(tmp_path: Path) -> None:
+    planted, elsewhere = tmp_path / f".{KEYS}.json.new", tmp_path / "elsewhere"
+    elsewhere.touch()
+    for plant in (lambda: planted.touch(0o666), lambda: planted.symlink_to(elsewhere)):
+        plant()
+        write(tmp_path / f"{KEYS}.json", {"key": "sk-secret"}, 0o600)
+        assert stat.S_IMODE((tmp_path / f"{KEYS}.json").lstat().st_mode) == 0o600
+    assert elsewhere.read_text() == ""
+
+
 def test_a_busy_port_is_told_before_the_start() -> None:
     deployment = deployment_with()
     process = DoorProcess(deployment, ONE)

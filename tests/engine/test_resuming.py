@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from inflight.clock import now_ns
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
+from inflight.engine.guided import pending, state
 from inflight.engine.replay import ReplayEngine
 from inflight.engine.request import FinishReason, Request
 from inflight.errors import InvalidRequest, UnsupportedFeature
@@ -204,6 +207,41 @@ def test_ids_behind_the_end_of_a_text_are_refused() -> None:
     assert "at 1; guided_decoding_guide does not allow it" in _refusal(engine, wrong, **of_guide)
     assert "which is an end id" in _refusal(engine, [end_id()], **of_guide)
     assert "does not allow it" in _refusal(engine, [end_id()], **of_guide, ignore_eos=True)
+
+
+def _resumed_in(guide: Guide, count: int) -> tuple[Engine, Request]:
+    """Return an engine that has compiled a guide, and a request that goes on behind so many tokens of it."""
+    engine, of_guide = _engine("roomy", "guides"), {"guide": guide, "end_ids": frozenset({end_id()})}
+    run(engine, [ask(PROMPT, 1, **of_guide)])
+    request = ask(PROMPT, count + 1, **of_guide)
+    request.resumed_ids = count * byte_tokenizer().spelling("a")
+    return engine, request
+
+
+def _clock(step_s: float) -> SimpleNamespace:
+    """Return a clock of CPU time that goes on at each look."""
+    looks = itertools.count()
+    return SimpleNamespace(thread_time=lambda: next(looks) * step_s)
+
+
+def test_others_go_on_while_a_guide_follows_what_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, request = _resumed_in(Guide("regex", "a+"), 40)
+    monkeypatch.setattr(pending, "time", _clock(0.6 * pending._FOLLOW_S))  # each token takes all of the time
+    other = ask(PROMPT, 20)
+    for one in (request, other):
+        engine.validate(one)
+        engine.submit(one)
+    first: list[int] = []
+    while engine.busy:
+        first += [output.key for output in engine.step() if output.finished]
+    assert first == [other.key, request.key]
+
+
+def test_a_guide_that_takes_too_long_to_follow_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, request = _resumed_in(Guide("regex", "a*"), 40)
+    monkeypatch.setattr(state, "time", _clock(0.5))
+    error = str(run(engine, [request])[request.key].error)
+    assert "cannot be followed any further: after 3 tokens its masks take more than 10 ms" in error
 
 
 def test_its_deadline_ends_it_as_an_answer_that_has_begun() -> None:

@@ -50,9 +50,12 @@ def test_what_was_generated_is_read_with_its_log_probs() -> None:
         ({"resumed_ids": np.full((1, 4), 5, np.int32)}, "resumed_ids has 4 tokens; it must have fewer than max_tokens"),
         ({"return_log_probs": ON}, "resumed_log_probs has 0 values; it must have 2: one for each"),
         ({"resumed_log_probs": LOG_PROBS}, "resumed_log_probs has 2 values; it must have 0: one for each"),
-        (
-            {"resumed_log_probs": LOG_PROBS * np.inf, "return_log_probs": ON},
-            "resumed_log_probs has a value that",
+        *(
+            (
+                {"resumed_log_probs": np.array([log_probs], np.float32), "return_log_probs": ON},
+                "resumed_log_probs has the sum",
+            )
+            for log_probs in ([-0.5, -np.inf], [np.nan, -0.5], [np.inf, -np.inf], [-3e38, -3e38])
         ),
         (
             {"num_return_sequences": 2 * ON.astype(np.int32)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -46,3 +47,16 @@ def test_where_none_can_be_made_each_reason_is_told(choices: tuple[Path, Path]) 
     wanted, other = choices
     with pytest.raises(DeploymentError, match=rf"{wanted} is mounted noexec.*; {other}: No such file.*set TMPDIR"):
         scratch.temporary_directory("inflight-")
+
+
+def test_what_tidies_up_old_files_finds_the_directory_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd-tmpfiles looks."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch.temporary_directory("inflight-") as made:
+        looker = os.open(made, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(looker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(looker)
+    assert not Path(made).exists()

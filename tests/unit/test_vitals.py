@@ -284,6 +284,24 @@ def test_a_pulse_that_goes_while_it_is_looked_for_is_none() -> None:
         gone.unlink()
 
 
+def test_pulses_that_another_user_has_made_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = SHARED_MEMORY / f"inflight_{os.getpid()}_pulse_2_test"
+    pulse = start_pulse("test")
+    try:
+        assert os.getpid() in read_pulses(os.getppid())
+        monkeypatch.setattr("inflight.shared_counters.os.geteuid", lambda: os.getuid() + 1)
+        assert os.getpid() not in read_pulses(os.getppid())
+        monkeypatch.undo()
+        beside.touch()  # it has no counters to read
+        assert read_pulses(os.getpid()) == {}
+        beside.unlink()
+        os.mkfifo(beside)  # it never opens
+        assert read_pulses(os.getpid()) == {}
+    finally:
+        pulse.close()
+        beside.unlink(missing_ok=True)
+
+
 def _end_of_this_process(
     http_port: int, grpc_port: int, seconds: float, hang_timeout_s: float | None = 60
 ) -> End | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,11 +65,16 @@ class GuideState:
         self._holds = self._recent == self._start_ids
 
     def follow(self, token: int) -> bool:
-        """Take over a token that an earlier run has generated; return whether the guide allows it."""
-        if self._holds and (token in self._end_ids or not self._matcher.validate_tokens([token])):
+        """Take over a token that an earlier run has generated; return whether the guide allows it.
+
+        Its time counts as that of the mask which was made for it then.
+        """
+        if self._holds and token in self._end_ids:
             return False
+        began = time.thread_time()
         self.push(token)
-        return True
+        self.charge(time.thread_time() - began)
+        return not self._matcher.is_error()
 
     def is_over(self) -> bool:
         """Return whether the guide is complete and allows nothing more."""
@@ -83,12 +89,18 @@ class GuideState:
             self._compiled.failed = True
             reason = " ".join(self._matcher.get_error().split())[:200] or "a limit was passed"
             return InvalidRequest(f"guided_decoding_guide cannot be followed any further: {reason}")
-        if self._budget.is_spent and not ended:
-            return InvalidRequest(
-                f"guided_decoding_guide cannot be followed any further: after {generated} tokens its masks take "
-                f"more than {self._compiled.settings.max_mask_ms:g} ms of CPU time on average; it must be simpler"
-            )
+        if not ended and (error := self.too_slow(generated)) is not None:
+            return error
         return self._too_short(generated) if self.is_over() else None
+
+    def too_slow(self, generated: int) -> InvalidRequest | None:
+        """Return the error of a guide whose masks have taken more time than they may; or None."""
+        if not self._budget.is_spent:
+            return None
+        return InvalidRequest(
+            f"guided_decoding_guide cannot be followed any further: after {generated} tokens its masks take "
+            f"more than {self._compiled.settings.max_mask_ms:g} ms of CPU time on average; it must be simpler"
+        )
 
     def without_token(self, generated: int) -> InflightError | None:
         """Return the error of a sequence for which no token is left; None: its text ends by itself, as it may."""

@@ -26,6 +26,9 @@ _IDLE_S = {HTTP: 60.0, GATEWAY: 4.0, STATUS: 4.0}
 _WINDOW_BYTES = 1 << 20
 _UNLIMITED = 1_000_000
 """Requests, connections and tries at once of one server: those of clients are bounded before."""
+_STATUS_CONNECTIONS = 64
+"""Of what tells the status, which closes those beyond a few hundred: in a flood of requests, which need no key, others
+wait their turn here, and are not told that the server is not live or not ready."""
 _BUFFER_BYTES = 256 << 10
 """Of a connection: what waits beyond it for a slow reader is not read any more."""
 
@@ -60,6 +63,7 @@ def _cluster(name: str, endpoints: Sequence[Sequence[Config]], *, checked: bool)
     hosts = [one["endpoint"]["address"]["socket_address"]["address"] for group in endpoints for one in group]
     groups = [{"priority": number, "lb_endpoints": group} for number, group in enumerate(endpoints)]
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
+    limits |= {"max_connections": _STATUS_CONNECTIONS} if name == STATUS else {}
     cluster: Config = {
         "name": name,
         "type": "STATIC" if all(map(_is_number, hosts)) else "STRICT_DNS",

@@ -74,7 +74,8 @@ def write_secret(folder: Path, deployment: Deployment, name: str) -> None:
 def write(path: Path, content: Config, mode: int = 0o644) -> None:
     """Write a file as a whole: Envoy reads it when it is moved into its place."""
     new = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+    new.unlink(missing_ok=True)  # it may be for others to read, or lead elsewhere
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(json.dumps(content, indent=1) + "\n")
     new.replace(path)
 
@@ -121,7 +122,7 @@ def _jwks(path: Path) -> str:
         keys = json.loads(text)["keys"]
         if not keys or not all(isinstance(key, dict) and "kty" in key for key in keys):
             raise ValueError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # the last: it is nested too deep
         raise DeploymentError(f"door.jwt.jwks_file: {path} is not a set of keys (JWKS)") from None
     return text
 

@@ -58,12 +58,13 @@ def early_mutations() -> list[Config]:
 
 def http_filters(settings: DoorSettings, folder: Path) -> list[Config]:
     """Return the filters in the order in which a request passes them; ``folder`` has the files of ``door``."""
-    filters = [_name_client(settings)]
+    filters: list[Config] = []
     if settings.asks:
         kind = _API_KEY if settings.jwt.jwks_file is None else _JWT
         source = from_file(str(folder / f"{KEYS}.json"))
         discovery = {"config_source": source, "type_urls": [f"type.googleapis.com/envoy.{kind}"]}
         filters.append({"name": AUTH, "config_discovery": discovery})
+    filters.append(_name_client(settings))
     if settings.rate_limit.requests is not None:
         filters.append(extension(RATE_LIMIT, _RATE_LIMIT, stat_prefix=_CLIENTS))
     filters += [
@@ -74,11 +75,14 @@ def http_filters(settings: DoorSettings, folder: Path) -> list[Config]:
 
 
 def _name_client(settings: DoorSettings) -> Config:
-    """Return the filter that names the client by its certificate or address; a key or a token names it anew."""
+    """Return the filter that names the client by its certificate or address, where no key and no token has named it.
+
+    A token need not have a ``sub``, and a client without a name would have no limit.
+    """
     value = "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"
     if settings.tls.client_ca is not None:
         value = "%DOWNSTREAM_PEER_FINGERPRINT_256%"
-    header = {"header": {"key": CLIENT_HEADER, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    header = {"header": {"key": CLIENT_HEADER, "value": value}, "append_action": "ADD_IF_ABSENT"}
     return extension("name_client", _HEADER_MUTATION, mutations={"request_mutations": [{"append": header}]})
 
 

@@ -31,6 +31,8 @@ _RESENT_ELSEWHERE = f"{_UNSENT},reset,retriable-headers,unavailable"
 _TRIES_ELSEWHERE = 2
 """New tries where there are several replicas: a request that ends its server ends three of them at most."""
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
+_OPEN_BODY_BYTES = 1024
+"""Of a request that needs no key; those that there are have none."""
 _NO_SUCH = "there is no such path, or it takes another method"
 _COMPRESSED_MESSAGES = "compressed messages are not accepted"
 
@@ -102,11 +104,17 @@ def _switched_off(*names: str) -> Config:
     return {name: typed("config.route.v3.FilterConfig", disabled=True) for name in names}
 
 
+def _hardly_a_body() -> Config:
+    """Return the limit of bodies where nobody is asked who they are: what Envoy keeps there, anybody could fill."""
+    kind = "extensions.filters.http.buffer.v3.BufferPerRoute"
+    return {BUFFER: typed(kind, buffer={"max_request_bytes": _OPEN_BODY_BYTES})}
+
+
 def _status_route(one: Served, asked: bool) -> Config:
     """Return the route of one path of the status, which goes on while the server drains."""
     route: Config = {"match": _match(one)}
     if _is_open(one):
-        route["typed_per_filter_config"] = _switched_off(AUTH, RATE_LIMIT)
+        route["typed_per_filter_config"] = _switched_off(AUTH, RATE_LIMIT) | _hardly_a_body()
     if asked:
         return {**route, "route": {"cluster": STATUS, "timeout": "10s"}}
     if one.path.endswith("/live"):
@@ -166,7 +174,7 @@ def _preflight(one: Served, settings: DoorSettings, replicas: int) -> Config:
     return {
         "match": match,
         "route": _action(asked, settings, replicas),
-        "typed_per_filter_config": _switched_off(AUTH),
+        "typed_per_filter_config": _switched_off(AUTH) | _hardly_a_body(),
     }
 
 

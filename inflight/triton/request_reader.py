@@ -242,7 +242,7 @@ def _words(inputs: Inputs, name: str, row: int, limits: LimitSettings) -> tuple[
     check_number(name, int((offsets >= 0).sum()), 2 * limits.max_words, "words")
     check_number(name, ids.size, 2 * (limits.max_words + limits.max_words_bytes), "token ids")
     ends = [end for end in offsets.tolist() if end >= 0]
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][: len(ends)]
     if any(end <= start for start, end in zip(starts, ends, strict=True)) or (ends and ends[-1] > len(ids)):
         raise InvalidRequest(f"{name} has end offsets {ends}; they must rise, and not pass {len(ids)}, its width")
     return tuple(tuple(ids[start:end].tolist()) for start, end in zip(starts, ends, strict=True))

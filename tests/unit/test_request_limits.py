@@ -99,6 +99,11 @@ def test_what_is_within_the_limits_is_read() -> None:
     assert sampling.end_ids == {0, 1, 2}
 
 
+def test_a_list_without_an_end_has_no_word() -> None:
+    [sampling] = _read(stop_words_list=_list(4, []))
+    assert sampling.stop_sequences == ()
+
+
 def test_the_tokenizers_own_lists_are_within_the_engines_limits() -> None:
     """The longest words that are taken, in tokens of one byte each, spelt alone and after a space."""
     outcome = _preprocess(bad_words=_strings("\x01\x02\x03", "\x04\x05\x06", "\x07\x08\x0e\x0f"))

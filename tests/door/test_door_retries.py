@@ -79,12 +79,14 @@ def test_a_stream_of_grpc_waits_too(breaking: Door) -> None:
 
 def test_a_stream_of_grpc_that_the_server_has_got_is_not_sent_to_it_again(breaking: Door) -> None:
     before = len(breaking.grpc.requests)
-    breaking.grpc.faults = Faults(first_delay=5)
+    held = threading.Event()
+    breaking.grpc.faults = Faults(after=0, holds=[held])
     stream = Stream(breaking)
     assert wait_until(lambda: len(breaking.grpc.requests) == before + 1)
     breaking.relays["grpc"].cut()
     breaking.relays["grpc"].open()
     assert isinstance(stream.end().error, grpc.RpcError)
+    held.set()
     breaking.grpc.faults = Faults()
     assert stream.error.code() == grpc.StatusCode.UNAVAILABLE
     assert len(breaking.grpc.requests) == before + 1
@@ -92,13 +94,15 @@ def test_a_stream_of_grpc_that_the_server_has_got_is_not_sent_to_it_again(breaki
 
 def test_a_stream_of_grpc_that_has_begun_is_not(breaking: Door) -> None:
     before = len(breaking.grpc.requests)
-    breaking.grpc.faults = Faults(delay=1)
+    held = threading.Event()
+    breaking.grpc.faults = Faults(after=1, holds=[held])
     stream = Stream(breaking)
-    assert wait_until(lambda: stream.received >= 1)
+    assert wait_until(lambda: stream.received == 1)
     breaking.relays["grpc"].cut()
     breaking.relays["grpc"].open()
-    breaking.grpc.faults = Faults()
     assert isinstance(stream.end().error, grpc.RpcError)
+    held.set()
+    breaking.grpc.faults = Faults()
     assert stream.error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
     assert len(breaking.grpc.requests) == before + 1
 

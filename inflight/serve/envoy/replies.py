@@ -40,7 +40,7 @@ def local_replies(elsewhere: bool) -> Config:
     """Return the texts and shapes of all that the door answers by itself. The first one that fits counts.
 
     Args:
-        elsewhere: whether a door before this one is told to send elsewhere what is refused with 503.
+        elsewhere: whether a door before this one is told to send elsewhere what this one answers with 503.
     """
     broke = _of_status(503, _BROKE, elsewhere, {"response_flag_filter": {"flags": ["UC", "UR"]}})
     others = (one for status, words in _WORDS.items() for one in _of_status(status, words, elsewhere))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -245,11 +246,18 @@ def test_a_request_waits_for_an_engine_that_starts_again(away: Served) -> None:
         assert {reply.result()["choices"][0]["finish_reason"] for reply in replies} == {"stop"}
 
 
-def test_a_request_that_waits_too_long_is_refused(away: Served) -> None:
+def test_a_request_that_waits_too_long_is_refused(away: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     running, drawn = away
+    waits, comes = threading.Event(), running.gateway.readiness.comes
+
+    async def come_later(timeout_s: float) -> bool:
+        waits.set()  # its body has come, which would be late too
+        return await comes(timeout_s)
+
+    monkeypatch.setattr(running.gateway.readiness, "comes", come_later)
     with running.client() as client, ThreadPoolExecutor() as pool:
         reply = pool.submit(client.post, CHAT, json={"model": MODEL, **HI})
-        until(lambda: running.gateway.load.running == 1)
+        assert waits.wait(60)
         until(lambda: has_ended(running, reply, 601))
         assert (reply.result().status_code, reply.result().headers["retry-after"]) == (503, "1")
     assert not drawn.requests

@@ -195,7 +195,7 @@ KV_CACHE = (
     _portable("inflight_preemptions_total", "Sequences that lost their blocks and went back to the queue"),
 )
 STAGES = (
-    _stage("inflight_tokenizer_seconds", "Time to tokenize one batch of requests", (TOKENIZER,), buckets=SHORT_SECONDS),
+    _stage("inflight_tokenizer_seconds", "Time to tokenize one request", (TOKENIZER,), buckets=SHORT_SECONDS),
     _stage("inflight_detokenizer_seconds", "Time to detokenize one response", (DETOKENIZER,), buckets=SHORT_SECONDS),
     _stage("inflight_startup_seconds", "Duration of a stage's start by phase", labels={"phase": ()}),
     _stage("inflight_start_time_seconds", "When the stage was ready, since the epoch"),

@@ -72,8 +72,6 @@ _UPSTREAM_REQUIRES = ("input_lengths", "request_output_len")
 """Inputs that are not optional where upstream's backend reads them."""
 _ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
 _DECOUPLED = "model_transaction_policy { decoupled: true }\n"
-# The tokenizer batches over Triton's dynamic batcher; a zero delay takes what waits and never waits for more.
-_BATCHING = f"dynamic_batching {{ preferred_batch_size: [ {MAX_BATCH_SIZE} ] max_queue_delay_microseconds: 0 }}\n"
 
 
 def render(model: str, name: str = DEFAULT_VARIANT) -> str:
@@ -90,10 +88,8 @@ def render(model: str, name: str = DEFAULT_VARIANT) -> str:
     required = _UPSTREAM_REQUIRES if model == ENGINE and variant.upstream else ()
     parts += [_tensors("input", inputs, required), _tensors("output", outputs)]
     parts.append(_steps(variant) if model == ENSEMBLE else _ONE_INSTANCE)
-    # Two models that batch fill what Triton keeps of batches that have run: it then frees one whose lock it holds, and
-    # crashes (see `shields`). Where upstream's backend serves, the engine is the one that batches, as with upstream.
-    if model == TOKENIZER and not variant.upstream:
-        parts.append(_BATCHING)
+    # No stage has a dynamic batcher: for one raw string that is shorter than its length says, Triton's Python backend
+    # (2.51) fails all requests of a batch. Where upstream's backend serves, the engine batches, as with upstream.
     if model in (ENGINE, DETOKENIZER) and variant.decoupled:
         parts.append(_DECOUPLED)
     return "".join(parts)

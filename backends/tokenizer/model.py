@@ -1,4 +1,4 @@
-"""Triton backend ``tokenizer``: hands each dynamic batch to ``inflight.text.preprocess``."""
+"""Triton backend ``tokenizer``: hands each request to ``inflight.text.preprocess``."""
 
 from __future__ import annotations
 
@@ -38,50 +38,44 @@ class TritonPythonModel:
         self._metrics.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a dynamic batch, long requests later; each request succeeds or fails alone."""
-        raw = [self._read(request) for request in requests]
-        short = [index for index, one in enumerate(raw) if one.text_bytes <= LONG_BYTES]
-        for one, request in zip(raw, requests, strict=True):
-            if one.text_bytes > LONG_BYTES:
-                self._long.put(one.text_bytes, partial(self._answer, one, adapter.TritonSender(request)))
-        answers: list[Any] = [None for _ in raw]
+        """Answer short requests now, and long ones later, in other threads."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        """Return the answer of a request, or None if one of the other threads sends it."""
+        raw = self._read(request)
+        if raw.text_bytes > LONG_BYTES:
+            self._long.put(raw.text_bytes, partial(self._answer_long, raw, adapter.TritonSender(request)))
+            return None
         with self._pulse.in_call():
-            results = self._preprocess([raw[index] for index in short])
-        for index, result in zip(short, results, strict=True):
-            answers[index] = (
-                adapter.error_response(result, raw[index].request_id)
-                if isinstance(result, Exception)
-                else adapter.response(result)
-            )
-        return answers
+            try:
+                return adapter.response(self._preprocess(raw))
+            except Exception as error:
+                return adapter.error_response(error, raw.request_id)
 
     def _read(self, request: Any) -> RawRequest:
         try:
             arrays, parameters = adapter.read_arrays(request), adapter.read_parameters(request)
             return RawRequest(arrays, parameters, adapter.read_id(request))
-        except Exception as error:  # this request's alone: raised here, it would be that of the whole batch
+        except Exception as error:  # it is traced and logged as one that the preprocessor refuses
             return RawRequest({}, {}, error=error)
 
-    def _answer(self, raw: RawRequest, sender: adapter.TritonSender) -> None:
-        """Answer a long request, in a thread of its own."""
+    def _answer_long(self, raw: RawRequest, sender: adapter.TritonSender) -> None:
         try:
-            [result] = self._preprocess([raw])
-            if isinstance(result, Exception):
-                raise result
-            sender.send(result, final=True)
+            sender.send(self._preprocess(raw), final=True)
         except Exception as error:
             sender.fail(error)
 
-    def _preprocess(self, raw: list[RawRequest]) -> list[Arrays | Exception]:
+    def _preprocess(self, raw: RawRequest) -> Arrays:
         began = time.perf_counter()
-        results = self._preprocessor.preprocess(raw)
-        if raw:
-            with self._counting:
+        try:
+            return self._preprocessor.preprocess(raw)
+        except Exception as error:
+            self._metrics.count_refusal(error)
+            raise
+        finally:
+            with self._counting:  # the histogram is observed by the threads for long requests too
                 self._metrics.tokenizer.observe(time.perf_counter() - began)
-        for result in results:
-            if isinstance(result, Exception):
-                self._metrics.count_refusal(result)
-        return results
 
     def finalize(self) -> None:
         """End the threads, stop exporting, and send the last spans."""

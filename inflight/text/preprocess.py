@@ -1,7 +1,4 @@
-"""The tokenizer stage: makes the engine's input arrays of the client's, for a whole dynamic batch at once.
-
-Each request succeeds or fails alone. This module knows arrays and text, not Triton.
-"""
+"""The tokenizer stage: makes the engine's input arrays of the client's. It knows arrays and text, not Triton."""
 
 from __future__ import annotations
 
@@ -55,23 +52,16 @@ class Preprocessor:
         config = tokenizer.config
         self._chat = ChatTemplate(config.chat_template, config.special_tokens) if config.chat_template else None
 
-    def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
-        """Return for each request its output arrays, or the error that it ends with; one error fails one request."""
-        results: list[Arrays | Exception] = [{} for _ in requests]
-        read: list[tuple[int, Inputs, list[str]]] = []
-        for index, request in enumerate(requests):
-            try:
-                inputs = self._read(request)
-                read.append((index, inputs, [self._prompt(inputs, row) for row in range(inputs.rows)]))
-            except Exception as error:
-                results[index] = error
-        token_ids = self._encode_all([(_source(inputs), prompts) for _, inputs, prompts in read])
-        for (index, inputs, _), rows in zip(read, token_ids, strict=True):
-            try:
-                results[index] = rows if isinstance(rows, Exception) else self._outputs(inputs, rows)
-            except Exception as error:
-                results[index] = error
-        return results
+    def preprocess(self, request: RawRequest) -> Arrays:
+        """Return the request's output arrays.
+
+        Raises:
+            InvalidRequest: the request is not one that the contract allows, or its text cannot be encoded.
+            UnsupportedFeature: it asks for what this checkpoint or engine does not have.
+        """
+        inputs = self._read(request)
+        prompts = [self._prompt(inputs, row) for row in range(inputs.rows)]
+        return self._outputs(inputs, self._encode(_source(inputs), prompts))
 
     def _read(self, request: RawRequest) -> Inputs:
         if request.error is not None:
@@ -116,25 +106,6 @@ class Preprocessor:
         if size > limit:
             raise InvalidRequest(f"{name} has {size} bytes; the limit is {limit}")
         return inputs.string(name, row) or ""
-
-    def _encode_all(self, requests: list[tuple[str, list[str]]]) -> list[list[list[int]] | Exception]:
-        """Encode the prompts of all requests, by the input that they come from, in one call for each input.
-
-        Where a prompt cannot be encoded, its request fails alone.
-        """
-        encoded: dict[int, list[list[int]] | Exception] = {}
-        for name in _SOURCES:
-            asked = {index: prompts for index, (source, prompts) in enumerate(requests) if source == name}
-            try:
-                token_ids = iter(self._encode(name, [prompt for prompts in asked.values() for prompt in prompts]))
-                encoded |= {index: [next(token_ids) for _ in prompts] for index, prompts in asked.items()}
-            except InvalidRequest:  # the error does not say which of the prompts it is about
-                for index, prompts in asked.items():
-                    try:
-                        encoded[index] = self._encode(name, prompts)
-                    except InvalidRequest as error:
-                        encoded[index] = error
-        return [encoded[index] for index in range(len(requests))]
 
     def _encode(self, name: str, texts: list[str]) -> list[list[int]]:
         """Encode texts of the input ``name``; only a prompt that is not a chat gets the special tokens around it."""

@@ -86,8 +86,8 @@ class Announcement:
     """The marks that it can have, the best first."""
 
 
-ANNOUNCEMENTS = TypeAdapter(list[Announcement])
-"""Writes announcements as JSON, and reads them."""
+ANNOUNCEMENT = TypeAdapter(Announcement)
+"""Writes an announcement as JSON, and reads it."""
 
 
 def digest(prompt: Sequence[int]) -> str:
@@ -105,13 +105,13 @@ class UpstreamPreprocessor(Preprocessor):
         self,
         tokenizer: Tokenizer,
         limits: LimitSettings,
-        announce: Callable[[bytes], Sequence[int | None]],
+        announce: Callable[[bytes], int | None],
         max_length: int,
         decoupled: bool = True,
     ) -> None:
         """Take the deployment's tokenizer and limits, and what only this stage knows of the engine.
 
-        ``announce`` gives the detokenizer announcements as JSON, and returns their marks; None: it has none left.
+        ``announce`` gives the detokenizer an announcement as JSON, and returns its mark; None: it has none left.
         ``max_length`` tokens are what the engine was compiled for, without those that drafts take. ``decoupled``:
         whether it may answer a request more than once.
         """
@@ -119,28 +119,25 @@ class UpstreamPreprocessor(Preprocessor):
         self._announce, self._max_length, self._decoupled = announce, max_length, decoupled
         self._stop_tokens = StopTokens(tokenizer)
 
-    def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
-        """Return for each request its output arrays, or the error that it ends with; the detokenizer knows it then."""
-        results = super().preprocess(requests)
-        served: dict[int, Any] = {index: one for index, one in enumerate(results) if isinstance(one, dict)}
-        if not served:
-            return results
-        told = [replace(one.pop(EXPECTATION), request_id=requests[index].request_id) for index, one in served.items()]
-        try:
-            marks = self._announce(ANNOUNCEMENTS.dump_json(told))
-        except Exception as error:
-            return [error if index in served else result for index, result in enumerate(results)]
-        for (index, outputs), mark in zip(served.items(), marks, strict=True):
-            if mark is None:
-                results[index] = InvalidRequest(
-                    "a request that this one cannot be told from is running and is to end otherwise; "
-                    "give each an id of its own"
-                )
-                continue
-            shape = outputs["input_lengths"].shape
-            outputs |= {name: np.full(shape, bool(mark & bit)) for name, bit in MARKS.items()}
-            outputs["return_num_input_tokens"] = np.ones(shape, np.bool_)
-        return results
+    def preprocess(self, request: RawRequest) -> Arrays:
+        """Return the request's output arrays; the detokenizer knows then what the request expects.
+
+        Raises:
+            InvalidRequest: as ``Preprocessor`` says, or the request cannot be told from one that runs.
+            UnsupportedFeature: as ``Preprocessor`` says.
+        """
+        outputs: dict[str, Any] = super().preprocess(request)
+        told = replace(outputs.pop(EXPECTATION), request_id=request.request_id)
+        mark = self._announce(ANNOUNCEMENT.dump_json(told))
+        if mark is None:
+            raise InvalidRequest(
+                "a request that this one cannot be told from is running and is to end otherwise; "
+                "give each an id of its own"
+            )
+        shape = outputs["input_lengths"].shape
+        outputs |= {name: np.full(shape, bool(mark & bit)) for name, bit in MARKS.items()}
+        outputs["return_num_input_tokens"] = np.ones(shape, np.bool_)
+        return outputs
 
     def _read(self, request: RawRequest) -> Inputs:
         inputs = super()._read(request)

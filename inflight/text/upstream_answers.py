@@ -29,7 +29,7 @@ from inflight.errors import InvalidRequest
 from inflight.text.postprocess import Postprocessor, StreamStates, require
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream import ANNOUNCEMENTS, MARKS, OWN_SAKE, STREAM_MARKS, Announcement, Expected, digest
+from inflight.text.upstream import ANNOUNCEMENT, MARKS, OWN_SAKE, STREAM_MARKS, Announcement, Expected, digest
 
 _STALE_S = 120.0
 """A request that was silent for so long is taken for a failed one if another request needs its mark."""
@@ -209,13 +209,13 @@ class UpstreamPostprocessor:
         """
         if EXPECTATION in arrays:
             try:
-                announcements = ANNOUNCEMENTS.validate_json(arrays[EXPECTATION].item())
-            except ValueError:  # no announcements, or not one element
-                announcements = None
-            if announcements is None or any(len(one.digests) != len(one.rows) for one in announcements):
+                announcement = ANNOUNCEMENT.validate_json(arrays[EXPECTATION].item())
+            except ValueError:  # no announcement, or not one element
+                announcement = None
+            if announcement is None or len(announcement.digests) != len(announcement.rows):
                 raise InvalidRequest("expectation is not what the tokenizer's stage sends")
-            marks = map(self._expectations.announce, announcements)
-            return {MARK: np.array([[-1 if mark is None else mark for mark in marks]], np.int32)}
+            mark = self._expectations.announce(announcement)
+            return {MARK: np.array([[-1 if mark is None else mark]], np.int32)}
         require(arrays, "output_ids", "sequence_length", "num_input_tokens")
         if arrays["output_ids"].shape[:2] != (1, 1) or arrays["output_ids"].ndim != 3:
             raise InvalidRequest(f"output_ids has shape {list(arrays['output_ids'].shape)}; it must be [1, 1, n]")

@@ -163,20 +163,20 @@ def stop_stream(inputs: Arrays, request_id: str) -> None:
             log.warning("stop of request %r failed: %s", request_id, answer.error().message())
 
 
-def announce(announcements: bytes) -> list[int | None]:
-    """Tell the detokenizer stage of a batch's requests, with a call from stage to stage.
+def announce(announcement: bytes) -> int | None:
+    """Tell the detokenizer stage of a request, with a call from stage to stage.
 
     Returns:
-        The mark of each, or None where none is left.
+        Its mark, or None where none is left.
 
     Raises:
         EngineFailure: the call failed.
     """
-    [answer] = _call(DETOKENIZER, {EXPECTATION: np.array([[announcements]], np.object_)}, [MARK])
+    [answer] = _call(DETOKENIZER, {EXPECTATION: np.array([[announcement]], np.object_)}, [MARK])
     if answer.has_error():
         raise EngineFailure(f"the detokenizer could not be told of a request: {answer.error().message()}")
-    marks = pb_utils.get_output_tensor_by_name(answer, MARK).as_numpy().reshape(-1).tolist()
-    return [None if mark < 0 else mark for mark in marks]
+    mark: int = pb_utils.get_output_tensor_by_name(answer, MARK).as_numpy().item()
+    return None if mark < 0 else mark
 
 
 def _call(stage: str, inputs: Arrays, outputs: list[str], request_id: str = "") -> list[Any]:

@@ -27,10 +27,11 @@ class Stages:
         self.preprocessor = UpstreamPreprocessor(tokenizer, LimitSettings(), self._announce, max_length, **settings)
         self.stops = 0
 
-    def _announce(self, announcements: bytes) -> list[int | None]:
-        answer = self.postprocessor.postprocess({EXPECTATION: np.array([[announcements]], object)})
+    def _announce(self, announcement: bytes) -> int | None:
+        answer = self.postprocessor.postprocess({EXPECTATION: np.array([[announcement]], object)})
         assert answer is not None
-        return [None if mark < 0 else mark for mark in answer[MARK].reshape(-1).tolist()]
+        mark: int = answer[MARK].item()
+        return None if mark < 0 else mark
 
     def preprocess(self, request_id: str = "", rows: int = 1, text: str = PROMPT, **more: Any) -> dict[str, np.ndarray]:
         """Return what the engine gets, or raise what the client gets."""
@@ -39,10 +40,7 @@ class Stages:
         if "stop_words" in more:
             words = more["stop_words"] if isinstance(more["stop_words"], list) else [more["stop_words"]]
             arrays["stop_words"] = np.array([[word.encode() for word in words]] * rows, object)
-        [result] = self.preprocessor.preprocess([RawRequest(arrays, {}, request_id)])
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return self.preprocessor.preprocess(RawRequest(arrays, {}, request_id))
 
     def answer(self, arrays: dict[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
         """Return what the client gets of one response of the engine."""

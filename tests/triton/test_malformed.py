@@ -317,7 +317,7 @@ def test_wrong_types_and_shapes_are_tritons_own_refusal(server: Running) -> None
 
 
 def test_malformed_requests_leave_their_neighbours_unharmed(server: Running) -> None:
-    """Good and bad requests in one burst: the tokenizer batches them together; each bad one fails alone."""
+    """Good and bad requests in one burst: each bad one fails alone."""
     with Client(server.grpc) as client:
         expected = client.generate("What is TTFT?", GenerateOptions(max_tokens=8)).text
     bad = [_body(fields) for fields, *_ in ENSEMBLE]
@@ -335,6 +335,21 @@ def test_malformed_requests_leave_their_neighbours_unharmed(server: Running) -> 
         assert (reply.status_code == 200) == (body is good), reply.text
         if body is good:
             assert reply.json()["text_output"] == expected
+
+
+def test_a_string_shorter_than_it_says_fails_no_neighbour(server: Running) -> None:
+    """A whole burst waits for the tokenizer at once, where a dynamic batcher would make one batch of it."""
+    sound, forged = (grpc_inputs("tokenizer", {"text_input": "Hello", "max_tokens": 4}) for _ in range(2))
+    forged[0]._raw_content = (99).to_bytes(4, "little") + b"short"
+
+    async def burst() -> list[Any]:
+        async with grpc_aio.InferenceServerClient(server.grpc) as client:
+            asked = [client.infer("tokenizer", inputs) for _ in range(100) for inputs in (sound, forged)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = asyncio.run(burst())
+    assert [isinstance(one, InferenceServerException) for one in outcomes] == [False, True] * 100
+    assert all("incomplete string data" in str(one) for one in outcomes[1::2])
 
 
 def test_malformed_tables_are_long_and_the_server_lives_on(server: Running) -> None:

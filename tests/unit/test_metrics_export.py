@@ -321,13 +321,13 @@ def test_what_the_detokenizer_fails_is_counted(api: FakeApi, monkeypatch: pytest
 def test_a_long_request_whose_answer_cannot_be_sent_ends_with_the_error(api: FakeApi) -> None:
     """Shared memory may be used up; in a thread of the stage's own nobody else would tell the client."""
     model, failed = _backend(TOKENIZER).TritonPythonModel(), []
-    model._preprocess = lambda raw: [{}]
+    model._preprocess = lambda raw: {}
 
     def send(arrays: object, final: bool) -> None:
         raise error
 
     error = MemoryError("no shared memory is left")
-    model._answer(None, SimpleNamespace(send=send, fail=failed.append))
+    model._answer_long(None, SimpleNamespace(send=send, fail=failed.append))
     assert failed == [error]
 
 

@@ -20,6 +20,7 @@ from inflight.logs import JsonFormatter, TextFormatter
 from inflight.sampling import SamplingParams
 from inflight.settings.deployment import Deployment
 from inflight.settings.observability import ObservabilitySettings
+from inflight.text.preprocess import RawRequest
 from inflight.triton.request_reader import SubRequest
 from inflight.triton.tracing.record import RequestTrace, SpanEnd
 from inflight.triton.tracing.stages import (
@@ -182,10 +183,11 @@ def test_what_an_error_says_cannot_write_lines_of_the_log_either() -> None:
 
 
 def test_what_is_not_asked_for_is_not_in_the_way() -> None:
-    results, sender = [], Sender()
-    preprocessor: Any = SimpleNamespace(preprocess=lambda requests: results)
+    outputs: dict[str, Any] = {}
+    sender, request = Sender(), RawRequest({}, {})
+    preprocessor: Any = SimpleNamespace(preprocess=lambda request: outputs)
     off = deployment()
-    assert TracedPreprocessor(preprocessor, off, None).preprocess([]) is results
+    assert TracedPreprocessor(preprocessor, off, None).preprocess(request) is outputs
     assert RequestTraces(off, None).sender(sender, {}, {}, "id") is sender
 
 

@@ -13,7 +13,7 @@ from inflight.contract import EXPECTATION
 from inflight.errors import InvalidRequest
 from inflight.text import upstream_answers
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream import ANNOUNCEMENTS, Announcement, Expected
+from inflight.text.upstream import ANNOUNCEMENT, Announcement, Expected
 from inflight.text.upstream_answers import Expectations, UpstreamPostprocessor
 from tests.support.tables import each_row
 from tests.support.tokenizers import FAMILIES, make_tokenizer
@@ -181,12 +181,12 @@ def test_an_expectation_that_is_none_is_refused(tokenizer: Tokenizer) -> None:
         replace(SOUND, prompt_tokens=-1),
         replace(SOUND, stops=("",)),
     ]
-    told = [ANNOUNCEMENTS.dump_json([Announcement("a", ("3",), (one,), (2,))]) for one in odd]
-    told.append(ANNOUNCEMENTS.dump_json([Announcement("a", ("3", "4"), (SOUND,), (2,))]))
-    for data in (b"", b"[1]", b'[{"request_id": "a"}]', b"\xff", *told):
+    told = [ANNOUNCEMENT.dump_json(Announcement("a", ("3",), (one,), (2,))) for one in odd]
+    told.append(ANNOUNCEMENT.dump_json(Announcement("a", ("3", "4"), (SOUND,), (2,))))
+    for data in (b"", b"[1]", b'{"request_id": "a"}', b"\xff", *told):
         with pytest.raises(InvalidRequest, match="expectation is not what"):
             UpstreamPostprocessor(tokenizer).postprocess({EXPECTATION: np.array([[data]], object)})
-    sound = ANNOUNCEMENTS.dump_json([Announcement("a", ("3",), (SOUND,), (2,))])
+    sound = ANNOUNCEMENT.dump_json(Announcement("a", ("3",), (SOUND,), (2,)))
     for count in (0, 2):
         with pytest.raises(InvalidRequest, match="expectation is not what"):
             UpstreamPostprocessor(tokenizer).postprocess({EXPECTATION: np.array([[sound] * count], object)})

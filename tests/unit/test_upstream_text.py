@@ -173,17 +173,13 @@ def test_what_needs_several_responses_needs_a_decoupled_deployment(
         ("stream", [True, False], "differs between the rows"),
     ],
 )
-def test_rows_that_differ_in_what_a_request_has_once_fail_alone(
+def test_rows_that_differ_in_what_a_request_has_once_are_refused(
     tokenizer: Tokenizer, name: str, values: list[Any], problem: str
 ) -> None:
     texts = np.array([[PROMPT.encode()]] * 2, object)
     wrong = {"text_input": texts, name: np.array([[value] for value in values])}
-    good, bad = Stages(tokenizer).preprocessor.preprocess(
-        [RawRequest({"text_input": texts}, {}, "good"), RawRequest(wrong, {}, "bad")]
-    )
-    assert isinstance(good, dict)
-    assert isinstance(bad, InvalidRequest)
-    assert f"{name} {problem}" in str(bad)
+    with pytest.raises(InvalidRequest, match=f"{name} {problem}"):
+        Stages(tokenizer).preprocessor.preprocess(RawRequest(wrong, {}, "bad"))
 
 
 REFUSED = [tensor for tensor in ENSEMBLE_INPUTS if not tensor.served("tensorrtllm")]
@@ -200,11 +196,12 @@ def test_a_neutral_value_asks_for_nothing(tokenizer: Tokenizer) -> None:
     Stages(tokenizer).preprocess("id", min_p=0.0, priority=0, beam_width=1, length_penalty=1.0)
 
 
-def test_a_detokenizer_that_does_not_answer_fails_the_requests_alone(tokenizer: Tokenizer) -> None:
-    def fail(announcements: bytes) -> list[int | None]:
+def test_a_detokenizer_that_does_not_answer_fails_the_requests_that_it_must_know_of(tokenizer: Tokenizer) -> None:
+    def fail(announcement: bytes) -> int | None:
         raise ConnectionError("gone")
 
     preprocessor = UpstreamPreprocessor(tokenizer, LimitSettings(), fail, LENGTH)
-    bad, good = RawRequest({}, {}), RawRequest({"text_input": np.array([[b"Hi"]], object)}, {})
-    results = preprocessor.preprocess([bad, good])
-    assert [type(one) for one in results] == [InvalidRequest, ConnectionError]
+    with pytest.raises(InvalidRequest):
+        preprocessor.preprocess(RawRequest({}, {}))
+    with pytest.raises(ConnectionError):
+        preprocessor.preprocess(RawRequest({"text_input": np.array([[b"Hi"]], object)}, {}))

@@ -8,7 +8,7 @@ line once the request is over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,33 +75,34 @@ class TracedPreprocessor:
         self._tracer = tracer
         self._level = _log_level(deployment)
 
-    def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
-        """Return what the preprocessor returns, with each request's trace for the engine's stage."""
+    def preprocess(self, request: RawRequest) -> Arrays:
+        """Return what the preprocessor returns, or raise what it raises, with the trace for the engine's stage."""
         if self._tracer is None and not self._level:
-            return self._preprocessor.preprocess(requests)
+            return self._preprocessor.preprocess(request)
         began = now_ns()
-        results = self._preprocessor.preprocess(requests)
-        ended = now_ns()
-        for request, result in zip(requests, results, strict=True):
-            trace = self._trace(request, result, (began, ended), len(requests))
-            if isinstance(result, Exception) and self._level:
+        try:
+            outputs = self._preprocessor.preprocess(request)
+        except Exception as error:
+            ended = now_ns()
+            trace = self._trace(request, error, (began, ended))
+            if self._level:
                 fields = {
                     "request_id": request.request_id,
                     "trace_id": trace.trace_id if trace else "",
-                    "outcome": as_told(result).label,
+                    "outcome": as_told(error).label,
                     "total_ms": _milliseconds(began, ended),
                 }
                 log.log(self._level, "request finished", extra=fields)
-        return results
+            raise
+        self._trace(request, outputs, (began, now_ns()))
+        return outputs
 
-    def _trace(
-        self, request: RawRequest, result: Arrays | Exception, times: Times, batch_size: int
-    ) -> RequestTrace | None:
+    def _trace(self, request: RawRequest, result: Arrays | Exception, times: Times) -> RequestTrace | None:
         if self._tracer is None:
             return None
         operation = "chat" if "messages" in request.arrays else "text_completion"
         trace = self._tracer.begin(request.parameters, _span_name(operation, self._deployment), times[0])
-        attributes: dict[str, object] = {"inflight.batch_size": batch_size}
+        attributes: dict[str, object] = {}
         if isinstance(result, Exception):
             self._tracer.end(trace, failure(result, request.request_id), times[1])
         else:

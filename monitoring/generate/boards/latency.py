@@ -90,7 +90,7 @@ NEXT = Row(
 STAGES = Row(
     "The text stages",
     (
-        _stage("tokenizer", "Of one batch of requests."),
+        _stage("tokenizer", "Of one request."),
         _stage("detokenizer", "Of one response."),
         time_series(
             "Busy",
@@ -104,7 +104,7 @@ STAGES = Row(
         ),
         time_series(
             "Calls",
-            "Batches that the tokenizer and responses that the detokenizer handles per second.",
+            "Requests that the tokenizer and responses that the detokenizer handles per second.",
             (
                 Query(rate("inflight_tokenizer_seconds_count"), "tokenizer"),
                 Query(rate("inflight_detokenizer_seconds_count"), "detokenizer"),

@@ -143,7 +143,12 @@ class KeptProcess(ABC):
             self._spawn()
         except (DeploymentError, OSError) as error:
             return f"could not be started: {error}"
-        if (wrong := self._watch()) is not None:
+        try:
+            wrong = self._watch()
+        except Exception as error:  # else the thread would end, and with it what it keeps running
+            log.exception("the %s could not be looked after", self._name)
+            wrong = f"could not be looked after ({type(error).__name__}: {error})"
+        if wrong is not None:
             self.process.kill()
             self.process.wait()
             return f"{wrong}{self._said()}"

@@ -1,0 +1,67 @@
+"""A process that is kept running outlives a fault of what looks after it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from inflight.serve.kept_process import KeptProcess
+
+
+class _Sleeper(KeptProcess):
+    """Keeps a process that only sleeps; the first look after it fails once it has answered."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("sleeper", "crash-sleeper.log", 0.01)
+        self._fault: Exception | None = error
+        self.pids: list[int] = []
+        self.serves_again = threading.Event()
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "sleeper.log"
+
+    def start(self) -> None:
+        self._make_folder()
+        self._begin()
+        self._wait_answered()
+
+    def stop(self) -> None:
+        self._finish()
+
+    def _spawn(self) -> None:
+        self._process = subprocess.Popen(["sleep", "600"])
+        self.pids.append(self._process.pid)
+
+    def _watch(self) -> str | None:
+        self._has_answered()
+        if self._fault is not None:
+            error, self._fault = self._fault, None
+            raise error
+        self.serves_again.set()
+        while self._goes_on():
+            pass
+        return None
+
+    def _end(self) -> str:
+        return self._terminate(5)
+
+
+def test_a_fault_while_it_is_looked_after_restarts_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Linux ends the process with the thread that started it, so the thread must not end."""
+    sleeper = _Sleeper(OSError(28, "No space left on device"))
+    with caplog.at_level(logging.WARNING):
+        sleeper.start()
+        assert sleeper.serves_again.wait(60)
+    assert sleeper.runs
+    assert sleeper.restarts == 1
+    first, second = sleeper.pids
+    assert first != second
+    assert not Path(f"/proc/{first}").exists()
+    assert "could not be looked after (OSError: [Errno 28] No space left on device); it restarts" in caplog.text
+    sleeper.stop()
+    assert not sleeper.runs

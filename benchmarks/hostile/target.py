@@ -85,7 +85,7 @@ class Target:
 
     def gone(self) -> list[int]:
         """Return the processes that have ended since the beginning; another one with the same id is none of them."""
-        return [one.pid for one in self._processes if not one.is_running() or one.status() == psutil.STATUS_ZOMBIE]
+        return [one.pid for one in self._processes if not _runs(one)]
 
     def holding(self) -> Holding:
         """Return what the processes hold; one that has ended holds nothing."""
@@ -113,6 +113,13 @@ class Target:
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(0.5)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has ended between the two looks
+        return False
 
 
 def _root(process: psutil.Process) -> psutil.Process:

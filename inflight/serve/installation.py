@@ -22,6 +22,8 @@ from inflight.manifest import TENSORRT_LLM_IMAGE
 from inflight.resources import BACKENDS, how_to_install
 
 DEFAULT_INSTALLATION = Path("/opt/tritonserver")
+PYTHON_LIBRARY = "libtriton_python.so"
+"""The Python backend, in its directory."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class TritonInstallation:
 
     binary: Path
     python_backend: Path
-    """Directory with ``libtriton_python.so``."""
+    """Directory with ``PYTHON_LIBRARY``."""
     stub: Path
     """The Python stub for this interpreter's version."""
     loader_path: tuple[Path, ...]
@@ -127,7 +129,7 @@ def require_engine(kind: str) -> None:
 def _installed(root: Path) -> TritonInstallation:
     binary, python = root / "bin/tritonserver", root / "backends/python"
     stub = python / "triton_python_backend_stub"
-    for part in (binary, python / "libtriton_python.so", stub):
+    for part in (binary, python / PYTHON_LIBRARY, stub):
         if not part.is_file():
             raise DeploymentError(f"{root} is not a Triton installation with the Python backend: {part} is missing")
     own, system = _libpython()

@@ -27,7 +27,13 @@ from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
 from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import shields
-from inflight.serve.installation import TritonInstallation, find_installation, libraries_beside, require_engine
+from inflight.serve.installation import (
+    PYTHON_LIBRARY,
+    TritonInstallation,
+    find_installation,
+    libraries_beside,
+    require_engine,
+)
 from inflight.serve.leftovers import python_folders, remove
 from inflight.serve.log import bound, cause
 from inflight.serve.processes import in_words
@@ -151,6 +157,7 @@ class TritonServer:
         if self.installation.embedded:
             binary = shields.shielded(binary, runtime, self.deployment.decoupled)
             shields.shield_library(self.installation.loader_path, libraries_beside(backends))
+            shields.shield_backend(backends / "python" / PYTHON_LIBRARY)
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
             METRICS_VARIABLE: "on" if self.metrics else "off",

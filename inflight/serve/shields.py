@@ -9,9 +9,11 @@
 - APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
 - The server keeps every batch that has run, to use it again. It keeps 1,000 at most otherwise, and then its dynamic
   batcher frees a batch while it holds the lock that lies in it, and writes to what is free (not mended in July 2026).
+- The Python backend hands requests without a row to their stage. It forgets them otherwise: they never end, so their
+  clients wait, and a stop waits for them until its deadline (not mended in July 2026).
 
-No option does the second, third and last of these, so copies of the server and its library run in which the texts and
-the number are others.
+No option does the second, third and the last two of these, so copies of the server, its library and the backend run in
+which the texts, the number and an instruction are others.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ _INFER = b"(?:/(infer|generate|generate_stream|ready|", b"(?:/(ready|generate|ge
 """Texts in the server's binary, and what takes their place, as long: a header's name, and part of a path's pattern."""
 _BATCHES_KEPT = bytes.fromhex("48c78780010000e8030000"), bytes.fromhex("48c78780010000ffffff7f")
 """In the server's library, where its ``RateLimiter`` is made: ``movq $1000, 0x180(%rdi)``, and with 2^31 - 1."""
+_ROWS_ASKED = bytes.fromhex("4883bd48fdffff0074ca"), bytes.fromhex("4883bd48fdffff009090")
+"""In the Python backend's ``ProcessRequests``: ``cmpq $0, -0x2b8(%rbp); je`` to its end, and with no operation."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -105,7 +109,8 @@ def shielded(binary: Path, directory: Path, decoupled: bool) -> Path:
         directory: where the copy is made; programs can run from there.
         decoupled: whether models stream; where they do not, ``infer`` over HTTP stays.
     """
-    copy = _patched(binary, directory, (_HEADER, _INFER) if decoupled else (_HEADER,))
+    copy = Path(shutil.copyfile(binary, directory / binary.name))
+    _patch(copy, (_HEADER, _INFER) if decoupled else (_HEADER,))
     copy.chmod(0o755)
     return copy
 
@@ -119,15 +124,22 @@ def shield_library(loader_path: Collection[Path], directory: Path) -> None:
     """
     for place in loader_path:
         for library in place.glob("libtritonserver*.so"):
-            _patched(library, directory, (_BATCHES_KEPT,))
+            _patch(Path(shutil.copyfile(library, directory / library.name)), (_BATCHES_KEPT,))
 
 
-def _patched(file: Path, directory: Path, patches: Collection[tuple[bytes, bytes]]) -> Path:
-    """Return a copy of ``file`` in ``directory`` in which what is there once has something as long in its place."""
-    copy = Path(shutil.copyfile(file, directory / file.name))
-    with copy.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
+def shield_backend(library: Path) -> None:
+    """Have the Python backend hand each request to its stage.
+
+    Args:
+        library: the server's own copy of the embedded Python backend, which is changed.
+    """
+    _patch(library, (_ROWS_ASKED,))
+
+
+def _patch(file: Path, patches: Collection[tuple[bytes, bytes]]) -> None:
+    """Put into ``file``, in the place of what is there once, something as long."""
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
         for old, new in patches:
             place = code.find(old)
             if place >= 0 and code.find(old, place + 1) < 0:
                 code[place : place + len(old)] = new
-    return copy

@@ -7,11 +7,13 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc as grpc_api
 import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions
@@ -350,6 +352,23 @@ def test_a_string_shorter_than_it_says_fails_no_neighbour(server: Running) -> No
     outcomes = asyncio.run(burst())
     assert [isinstance(one, InferenceServerException) for one in outcomes] == [False, True] * 100
     assert all("incomplete string data" in str(one) for one in outcomes[1::2])
+
+
+@each_row(
+    ("model", "name", "datatype"),
+    [("tokenizer", "bad_words", "BYTES"), ("tensorrt_llm", "input_ids", "INT32"), ("detokenizer", "embedding", "FP32")],
+)
+def test_requests_without_a_row_are_refused_by_name(server: Running, model: str, name: str, datatype: str) -> None:
+    """Triton's Python backend forgets them, where it is not told otherwise, and their clients wait for ever."""
+    if _is_upstreams_own(server, model):
+        return
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name=name, datatype=datatype, shape=[0, 0])
+    request.raw_input_contents.append(b"")
+    with grpc_api.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        [answer] = stub.ModelStreamInfer(iter([request]), timeout=60)
+    _check(answer.error_message, INVALID, " is missing")
 
 
 def test_malformed_tables_are_long_and_the_server_lives_on(server: Running) -> None:

@@ -121,11 +121,11 @@ class EngineClient:
         """``address``: ``host:port`` of Triton's gRPC."""
         self._address, self._model = address, model
         self._channel: grpc.aio.Channel | None = None
-        self._stops: set[asyncio.Task[None]] = set()
-        """The calls under way that stop a request."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """They read calls to their end that nobody else reads any more."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
-        """Generate, and yield what comes, to the stream's end; closing the generator cancels the request at once.
+        """Generate, and yield what comes, to the stream's end; closing the generator stops the request at once.
 
         Raises:
             InflightError: the engine's error, or that it is away; RequestCancelled where somebody else stopped it.
@@ -134,7 +134,7 @@ class EngineClient:
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams.
         call = self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items()))
-        answered = False
+        finished = False
         try:
             async for answer in call:
                 if answer.error_message:
@@ -144,38 +144,45 @@ class EngineClient:
                     if delta.finish_reason == "cancelled":
                         raise RequestCancelled("the request was cancelled at the engine")
                     yield delta
-            answered = True
+            finished = True
         except grpc.aio.AioRpcError as error:
-            answered = True
+            finished = True
             # The transport has ended the call: the engine writes its own errors into the stream.
             raise from_wire(error.details() or "", error.code().name) from error
         except InflightError:
-            answered = True
+            finished = True
             raise
         finally:
-            call.cancel()
-            if not answered and request.request_id:
-                self._stop(request.request_id)
+            if not call.done():
+                self._leave(call, "" if finished else request.request_id)
 
-    def _stop(self, request_id: str) -> None:
-        """Have the engine end a request before its next step; it would notice the cancelled call 50 ms later."""
+    def _leave(self, call: grpc.aio.StreamStreamCall[Any, Any], request_id: str) -> None:
+        """Have the engine end the request of this id, if one is given, and read the call to its end meanwhile.
+
+        A call that is cancelled while its last response comes may end the server (2.51, by SIGSEGV in its handler of
+        streams), and a request that is stopped responds at once.
+        """
         message = pb.ModelInferRequest(model_name=self._model, id=request_id)
         message.inputs.add(name="stop", datatype=contract.BOOL, shape=[1, 1])
         message.raw_input_contents.append(b"\1")
 
-        async def stop() -> None:
-            call = self._stub().ModelStreamInfer([message], timeout=_STOP_TIMEOUT_S)
-            with suppress(grpc.aio.AioRpcError):
-                async for _ in call:
-                    pass
+        async def leave() -> None:
+            calls = [call, self._stub().ModelStreamInfer([message])] if request_id else [call]
+            with suppress(grpc.aio.AioRpcError, TimeoutError):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    for one in calls:
+                        async for _ in one:
+                            pass
+            for one in calls:
+                one.cancel()
 
-        task = asyncio.create_task(stop())
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
+        task = asyncio.create_task(leave())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
         """Close the channel; requests still running on it are cancelled."""
-        await asyncio.gather(*self._stops)
+        await asyncio.gather(*self._leaving)
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

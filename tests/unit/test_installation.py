@@ -63,3 +63,11 @@ def test_a_python_with_libraries_of_its_own_brings_them(
     first, *paths = _paths(triton, monkeypatch)
     assert not list(first.iterdir()), "what is there comes before the installation's own"
     assert paths == [triton / "lib", own, Path("/usr/local/cuda/compat/lib")]
+
+
+def test_the_servers_heap_has_few_arenas_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = find_installation()
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    assert installation.environment(Path("backends"))["MALLOC_ARENA_MAX"] == "4"
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "64")
+    assert installation.environment(Path("backends"))["MALLOC_ARENA_MAX"] == "64"

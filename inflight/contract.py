@@ -16,7 +16,7 @@ FP16, FP32, BYTES = "FP16", "FP32", "BYTES"
 ENSEMBLE, TOKENIZER, ENGINE, DETOKENIZER = "ensemble", "tokenizer", "tensorrt_llm", "detokenizer"
 
 MAX_BATCH_SIZE = 128
-"""Rows of one request."""
+"""Rows of one request, and of one batch of upstream's engine."""
 
 PYTORCH, TRTLLM, TENSORRTLLM = "pytorch", "trtllm", "tensorrtllm"
 """Kinds of ``engine.kind`` of the deployment that a tensor names where not all engines serve it."""

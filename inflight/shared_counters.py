@@ -125,7 +125,7 @@ class Pulse:
             self._counters[_BEATS] += 1
 
     def in_call(self) -> AbstractContextManager[None]:
-        """Return the context of one call: a step of the engine, or a batch of requests; for one thread of the stage."""
+        """Return the context of one call: a step of the engine, or a request; for one thread of the stage."""
         return self
 
     def __enter__(self) -> None:

@@ -42,7 +42,7 @@ class TritonPythonModel:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        """Return the answer of a request, or None if one of the other threads sends it."""
+        """Return the answer of a request, or None if a thread for long requests sends it."""
         raw = self._read(request)
         if raw.text_bytes > LONG_BYTES:
             self._long.put(raw.text_bytes, partial(self._answer_long, raw, adapter.TritonSender(request)))

@@ -1,8 +1,8 @@
 """The engine's client: token ids in, token ids out, by one ModelStreamInfer call of gRPC per prompt.
 
-All sequences of a prompt (``n``) come by one call, so that closing its iterator, which cancels the call, cancels all of
-them; the engine stage sees the cancel within its next poll, also of a request that waits or is in prefill. Nothing else
-of the gateway knows gRPC or tensors.
+All sequences of a prompt (``n``) come by one call. Closing its iterator has the engine stop the request by its id, so
+that all of them end before the next step, also where they wait or are in prefill. Nothing else of the gateway knows gRPC
+or tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from inflight import contract
 from inflight.client.errors import from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
-from inflight.errors import EngineFailure, InflightError, RequestCancelled
+from inflight.errors import EngineFailure, RequestCancelled
 from inflight.gateway.workers import off_loop
 from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
@@ -121,8 +120,8 @@ class EngineClient:
         """``address``: ``host:port`` of Triton's gRPC."""
         self._address, self._model = address, model
         self._channel: grpc.aio.Channel | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
-        """They read calls to their end that nobody else reads any more."""
+        self._drains: set[asyncio.Task[None]] = set()
+        """The tasks that read abandoned calls to their end."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
         """Generate, and yield what comes, to the stream's end; closing the generator stops the request at once.
@@ -134,55 +133,73 @@ class EngineClient:
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams.
         call = self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items()))
-        finished = False
+        reading: asyncio.Future[Any] | None = None
+        over = False  # whether the engine has ended the request
         try:
-            async for answer in call:
+            while True:
+                reading = asyncio.ensure_future(call.read())
+                answer = await asyncio.shield(reading)  # gRPC cancels a call of which a read is cancelled
+                if answer is grpc.aio.EOF:
+                    over = True
+                    return
                 if answer.error_message:
+                    over = True
                     raise from_wire(answer.error_message)
                 if answer.infer_response.outputs:
                     delta = await _read(answer.infer_response)
                     if delta.finish_reason == "cancelled":
+                        over = True
                         raise RequestCancelled("the request was cancelled at the engine")
                     yield delta
-            finished = True
         except grpc.aio.AioRpcError as error:
-            finished = True
+            over = True
             # The transport has ended the call: the engine writes its own errors into the stream.
             raise from_wire(error.details() or "", error.code().name) from error
-        except InflightError:
-            finished = True
-            raise
         finally:
             if not call.done():
-                self._leave(call, "" if finished else request.request_id)
+                self._leave(call, reading, request.request_id, over)
 
-    def _leave(self, call: grpc.aio.StreamStreamCall[Any, Any], request_id: str) -> None:
-        """Have the engine end the request of this id, if one is given, and read the call to its end meanwhile.
+    def _leave(
+        self,
+        call: grpc.aio.StreamStreamCall[Any, Any],
+        reading: asyncio.Future[Any] | None,
+        request_id: str,
+        over: bool,
+    ) -> None:
+        """Have the engine end the request unless it is over, and read the call to its end meanwhile.
 
         A call that is cancelled while its last response comes may end the server (2.51, by SIGSEGV in its handler of
-        streams), and a request that is stopped responds at once.
+        streams), and a request that is stopped responds at once. One without an id cannot be stopped.
         """
-        message = pb.ModelInferRequest(model_name=self._model, id=request_id)
-        message.inputs.add(name="stop", datatype=contract.BOOL, shape=[1, 1])
-        message.raw_input_contents.append(b"\1")
+        if not over and not request_id:
+            call.cancel()
+            return
 
         async def leave() -> None:
-            calls = [call, self._stub().ModelStreamInfer([message])] if request_id else [call]
-            with suppress(grpc.aio.AioRpcError, TimeoutError):
+            message = pb.ModelInferRequest(model_name=self._model, id=request_id)
+            message.inputs.add(name="stop", datatype=contract.BOOL, shape=[1, 1])
+            message.raw_input_contents.append(b"\1")
+            calls = [call] if over else [call, self._stub().ModelStreamInfer([message])]
+            try:
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    if reading is not None:
+                        await reading
                     for one in calls:
-                        async for _ in one:
+                        while await one.read() is not grpc.aio.EOF:
                             pass
-            for one in calls:
-                one.cancel()
+            except (grpc.aio.AioRpcError, TimeoutError):
+                pass  # the server has gone, or does not answer
+            finally:
+                for one in calls:
+                    one.cancel()
 
         task = asyncio.create_task(leave())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
 
     async def close(self) -> None:
         """Close the channel; requests still running on it are cancelled."""
-        await asyncio.gather(*self._leaving)
+        await asyncio.gather(*self._drains, return_exceptions=True)
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

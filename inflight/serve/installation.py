@@ -25,8 +25,8 @@ DEFAULT_INSTALLATION = Path("/opt/tritonserver")
 PYTHON_LIBRARY = "libtriton_python.so"
 """The Python backend, in its directory."""
 _ARENAS = "4"
-"""The arenas of glibc's heap, which has eight for each core by default. Each keeps what large bodies have filled: over
-15,000 hostile requests 18 arenas grew to 760 MiB, and these to 440."""
+"""The most arenas of glibc's heap in the server and in each stage. By default glibc makes eight for each core, and each
+keeps what large bodies have filled: over 15,000 hostile requests 18 arenas grew to 760 MiB, and four to 440."""
 
 
 @dataclass(frozen=True)

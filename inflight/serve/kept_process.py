@@ -141,14 +141,16 @@ class KeptProcess(ABC):
         """Start the process and wait until it has ended; return how, in words."""
         try:
             self._spawn()
-        except (DeploymentError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, DeploymentError | OSError):  # a fault of ours
+                log.exception("the %s could not be started", self._name)
             return f"could not be started: {error}"
         try:
             wrong = self._watch()
         except Exception as error:  # else the thread would end, and with it what it keeps running
             log.exception("the %s could not be looked after", self._name)
             wrong = f"could not be looked after ({type(error).__name__}: {error})"
-        if wrong is not None:
+        if wrong is not None and not self._stopping.is_set():
             self.process.kill()
             self.process.wait()
             return f"{wrong}{self._said()}"

@@ -106,11 +106,14 @@ def bound(log: Path) -> bool:
 
     Whoever writes it must do so at its end, wherever that is (O_APPEND).
     """
-    if log.stat().st_size <= MOST_BYTES:
+    try:
+        if log.stat().st_size <= MOST_BYTES:
+            return False
+        with contextlib.suppress(OSError):  # the disk is full: then the log before is what is given up
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
+    except OSError:  # somebody has removed it, which is no reason to end what writes it
         return False
-    with contextlib.suppress(OSError):  # the disk is full: then the log before is what is given up
-        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
-    os.truncate(log, 0)
     return True
 
 

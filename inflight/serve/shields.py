@@ -12,8 +12,8 @@
 - The Python backend hands requests without a row to their stage. It forgets them otherwise: they never end, so their
   clients wait, and a stop waits for them until its deadline (not mended in July 2026).
 
-No option does the second, third and the last two of these, so copies of the server, its library and the backend run in
-which the texts, the number and an instruction are others.
+The header, ``infer``, the batches and the requests without a row are matters that no option decides, so copies of the
+server, its library and the backend run in which two texts, a number and an instruction are others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _INFER = b"(?:/(infer|generate|generate_stream|ready|", b"(?:/(ready|generate|ge
 _BATCHES_KEPT = bytes.fromhex("48c78780010000e8030000"), bytes.fromhex("48c78780010000ffffff7f")
 """In the server's library, where its ``RateLimiter`` is made: ``movq $1000, 0x180(%rdi)``, and with 2^31 - 1."""
 _ROWS_ASKED = bytes.fromhex("4883bd48fdffff0074ca"), bytes.fromhex("4883bd48fdffff009090")
-"""In the Python backend's ``ProcessRequests``: ``cmpq $0, -0x2b8(%rbp); je`` to its end, and with no operation."""
+"""In the Python backend's ``ProcessRequests``: ``cmpq $0, -0x2b8(%rbp); je``, and with two ``nop`` for the jump."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 

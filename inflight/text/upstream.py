@@ -125,6 +125,7 @@ class UpstreamPreprocessor(Preprocessor):
         Raises:
             InvalidRequest: as ``Preprocessor`` says, or the request cannot be told from one that runs.
             UnsupportedFeature: as ``Preprocessor`` says.
+            EngineFailure: the detokenizer could not be told of it.
         """
         outputs: dict[str, Any] = super().preprocess(request)
         told = replace(outputs.pop(EXPECTATION), request_id=request.request_id)

@@ -298,7 +298,7 @@ def test_malformed_json_is_tritons_own_refusal(server: Running, path: str, body:
 )
 @each_row("path", ["ensemble/generate", "ensemble/generate_stream", "tensorrt_llm/generate"])
 def test_invalid_utf8_is_refused_by_name(server: Running, path: str, field: bytes, said: str) -> None:
-    """Not with the whole batch that they are in, nor with where they were read."""
+    """It is told by what it is in, and not by where it was read."""
     if _is_upstreams_own(server, path.partition("/")[0]):
         return
     body = b'{"text_input": "x", "max_tokens": 2, "temperature": 0.5, %s}' % field

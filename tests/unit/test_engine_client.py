@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import (
 )
 
 from inflight.errors import InvalidRequest
-from inflight.gateway.engine_client import EngineClient, GenerateRequest, tensors_of
+from inflight.gateway.engine_client import EngineClient, EngineDelta, GenerateRequest, tensors_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.readings import Reading, read_all
 from inflight.inputs import Inputs, read_sampling
@@ -48,11 +49,12 @@ class _Stopped:
         """Return that the call has ended."""
         return True
 
-    async def __aiter__(self) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def read(self) -> pb.ModelStreamInferResponse:
+        """Return the last answer."""
         answer = pb.ModelStreamInferResponse()
         answer.infer_response.outputs.add(name="finish_reason", datatype="BYTES", shape=[1, 1])
         answer.infer_response.raw_output_contents.append(b"\x09\0\0\0cancelled")
-        yield answer
+        return answer
 
 
 @pytest.mark.parametrize("pooling", [None, "last"])
@@ -71,11 +73,13 @@ async def test_a_request_that_is_stopped_at_the_engine_is_an_error(
 
 
 class _Engine(GRPCInferenceServiceServicer):
-    """An engine that answers until its request is stopped, and counts the calls that their client cancels."""
+    """An engine that answers as told, until its request is stopped, and counts the calls that their client cancels."""
 
-    def __init__(self, error: str = "") -> None:
-        self._error, self._stopped = error, asyncio.Event()
-        self.cancelled = self.ended = 0
+    def __init__(self, *answers: pb.ModelStreamInferResponse) -> None:
+        self._answers = answers
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
+        """Whether it has been asked; whether it goes on after what it answered, though it was not stopped."""
+        self.stops = self.cancelled = self.ended = 0
 
     async def ModelStreamInfer(
         self, messages: AsyncIterator[pb.ModelInferRequest], context: grpc.aio.ServicerContext[Any, Any]
@@ -83,42 +87,75 @@ class _Engine(GRPCInferenceServiceServicer):
         async for message in messages:
             if [tensor.name for tensor in message.inputs] == ["stop"]:
                 assert message.id == "mine"
-                self._stopped.set()
+                self.stops += 1
+                self.goes_on.set()
                 return
+        self.asked.set()
         try:
-            if self._error:
-                yield pb.ModelStreamInferResponse(error_message=self._error)
-                await asyncio.sleep(0.2)  # what follows the error: the client has it by now
-            while not self._error and not self._stopped.is_set():
-                answer = pb.ModelStreamInferResponse()
-                answer.infer_response.outputs.add(name="output_ids", datatype="INT32", shape=[1, 1, 1])
-                answer.infer_response.raw_output_contents.append(b"\5\0\0\0")
+            for answer in self._answers:
                 yield answer
-                await asyncio.sleep(0.01)
+            await self.goes_on.wait()
+            yield _tokens(7)
             self.ended += 1
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
 
 
-@pytest.mark.parametrize("error", ["", "INVALID_ARGUMENT: max_tokens is 0"])
-async def test_a_call_that_is_left_is_read_to_its_end_and_not_cancelled(error: str) -> None:
-    """A cancellation that meets a response ends a Triton of 2024; a request that is stopped responds at once."""
-    server, engine = grpc.aio.server(), _Engine(error)
+def _tokens(*ids: int) -> pb.ModelStreamInferResponse:
+    answer = pb.ModelStreamInferResponse()
+    answer.infer_response.outputs.add(name="output_ids", datatype="INT32", shape=[1, 1, len(ids)])
+    answer.infer_response.raw_output_contents.append(np.array(ids, np.int32).tobytes())
+    return answer
+
+
+@asynccontextmanager
+async def _served(engine: _Engine) -> AsyncIterator[AsyncGenerator[EngineDelta, None]]:
+    """Ask the engine over gRPC, and end the client in order; its request's id is "mine"."""
+    server = grpc.aio.server()
     add_GRPCInferenceServiceServicer_to_server(engine, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     client = EngineClient(f"127.0.0.1:{port}")
-    answers = client.generate(GenerateRequest(prompt=[1], max_tokens=1, request_id="mine"))
-    if error:
-        with pytest.raises(InvalidRequest, match="max_tokens is 0"):
-            await anext(answers)
-    else:
-        await anext(answers)
-        await answers.aclose()
+    yield client.generate(GenerateRequest(prompt=[1], max_tokens=1, request_id="mine"))
     await client.close()
     await server.stop(None)
-    assert (engine.ended, engine.cancelled) == (1, 0)
+
+
+# A cancellation that meets a response ends a Triton of 2024, and a request that is stopped responds at once.
+
+
+async def test_a_client_that_leaves_between_two_answers_stops_its_request_and_cancels_no_call() -> None:
+    engine = _Engine(_tokens(5))
+    async with _served(engine) as answers:
+        await anext(answers)
+        await answers.aclose()
+    assert (engine.stops, engine.ended, engine.cancelled) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("answers", [(), (_tokens(5),)], ids=["the first", "the second"])
+async def test_a_client_that_leaves_while_it_waits_stops_its_request_and_cancels_no_call(
+    answers: tuple[pb.ModelStreamInferResponse, ...],
+) -> None:
+    engine = _Engine(*answers)
+    async with _served(engine) as deltas:
+        for _ in answers:
+            await anext(deltas)
+        waits = asyncio.ensure_future(anext(deltas))
+        await engine.asked.wait()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+    assert (engine.stops, engine.ended, engine.cancelled) == (1, 1, 0)
+
+
+async def test_a_request_that_the_engine_refuses_is_read_to_its_end_and_not_stopped() -> None:
+    engine = _Engine(pb.ModelStreamInferResponse(error_message="INVALID_ARGUMENT: max_tokens is 0"))
+    async with _served(engine) as answers:
+        with pytest.raises(InvalidRequest, match="max_tokens is 0"):
+            await anext(answers)
+        engine.goes_on.set()
+    assert (engine.stops, engine.ended, engine.cancelled) == (0, 1, 0)
 
 
 def test_what_asks_for_nothing_is_not_sent() -> None:

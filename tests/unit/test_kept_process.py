@@ -54,14 +54,16 @@ class _Sleeper(KeptProcess):
 def test_a_fault_while_it_is_looked_after_restarts_it(caplog: pytest.LogCaptureFixture) -> None:
     """Linux ends the process with the thread that started it, so the thread must not end."""
     sleeper = _Sleeper(OSError(28, "No space left on device"))
-    with caplog.at_level(logging.WARNING):
-        sleeper.start()
-        assert sleeper.serves_again.wait(60)
-    assert sleeper.runs
-    assert sleeper.restarts == 1
-    first, second = sleeper.pids
-    assert first != second
-    assert not Path(f"/proc/{first}").exists()
-    assert "could not be looked after (OSError: [Errno 28] No space left on device); it restarts" in caplog.text
-    sleeper.stop()
+    try:
+        with caplog.at_level(logging.WARNING):
+            sleeper.start()
+            assert sleeper.serves_again.wait(60)
+        assert sleeper.runs
+        assert sleeper.restarts == 1
+        first, second = sleeper.pids
+        assert first != second
+        assert not Path(f"/proc/{first}").exists()
+        assert "could not be looked after (OSError: [Errno 28] No space left on device); it restarts" in caplog.text
+    finally:
+        sleeper.stop()
     assert not sleeper.runs

@@ -54,7 +54,8 @@ def over_http(address: Address, attack: HttpAttack, patience_s: float = PATIENCE
                     connection.shutdown(socket.SHUT_WR)
             except ConnectionError:
                 pass  # refused before its end; the reason may have come
-            response = http.client.HTTPResponse(connection)
+            # An answer to HEAD may name the length of a body that does not come.
+            response = http.client.HTTPResponse(connection, method="HEAD" if attack.wire.startswith(b"HEAD ") else None)
             response.begin()
             text = response.read().decode(errors="replace")
         except TimeoutError:

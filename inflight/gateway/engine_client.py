@@ -1,7 +1,7 @@
 """The engine's client: token ids in, token ids out, by one ModelStreamInfer call of gRPC per prompt.
 
 All sequences of a prompt (``n``) come by one call. Closing its iterator has the engine stop the request by its id, so
-that all of them end before the next step, also where they wait or are in prefill. Nothing else of the gateway knows gRPC
+that all of them end before the next step, whether they wait, prefill or decode. Nothing else of the gateway knows gRPC
 or tensors.
 """
 

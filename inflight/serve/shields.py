@@ -143,3 +143,5 @@ def _patch(file: Path, patches: Collection[tuple[bytes, bytes]]) -> None:
             place = code.find(old)
             if place >= 0 and code.find(old, place + 1) < 0:
                 code[place : place + len(old)] = new
+            else:
+                log.warning("%s is another one than Inflight knows: a request may end the server, or never end", file)

@@ -102,7 +102,7 @@ def test_the_copy_of_the_library_keeps_every_batch(tmp_path: Path) -> None:
     assert (directory / "libtritonserver-twice.so").read_bytes() == 2 * once
 
 
-def test_the_copy_of_the_backend_skips_no_request(tmp_path: Path) -> None:
+def test_the_copy_of_the_backend_skips_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     once, skipped = bytes.fromhex("4883bd48fdffff0074ca"), slice(-2, None)
     for code, expected in ((b"\x90" + once, b"\x90\x90"), (2 * once, b"\x74\xca")):
         library = tmp_path / "libtriton_python.so"
@@ -110,3 +110,4 @@ def test_the_copy_of_the_backend_skips_no_request(tmp_path: Path) -> None:
         shields.shield_backend(library)
         assert library.read_bytes()[:-2] == code[:-2]
         assert library.read_bytes()[skipped] == expected
+    assert "libtriton_python.so is another one than Inflight knows" in caplog.text

@@ -140,7 +140,6 @@ class EngineClient:
                 reading = asyncio.ensure_future(call.read())
                 answer = await asyncio.shield(reading)  # gRPC cancels a call of which a read is cancelled
                 if answer is grpc.aio.EOF:
-                    over = True
                     return
                 if answer.error_message:
                     over = True
@@ -152,7 +151,6 @@ class EngineClient:
                         raise RequestCancelled("the request was cancelled at the engine")
                     yield delta
         except grpc.aio.AioRpcError as error:
-            over = True
             # The transport has ended the call: the engine writes its own errors into the stream.
             raise from_wire(error.details() or "", error.code().name) from error
         finally:

@@ -18,6 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import (
 )
 
 from inflight.errors import InvalidRequest
+from inflight.gateway import engine_client
 from inflight.gateway.engine_client import EngineClient, EngineDelta, GenerateRequest, tensors_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.readings import Reading, read_all
@@ -109,6 +110,12 @@ def _tokens(*ids: int) -> pb.ModelStreamInferResponse:
     return answer
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client read what it leaves for as long as a machine that stands still needs."""
+    monkeypatch.setattr(engine_client, "_STOP_TIMEOUT_S", 600.0)
+
+
 @asynccontextmanager
 async def _served(engine: _Engine) -> AsyncIterator[AsyncGenerator[EngineDelta, None]]:
     """Ask the engine over gRPC, and end the client in order; its request's id is "mine"."""
@@ -125,6 +132,7 @@ async def _served(engine: _Engine) -> AsyncIterator[AsyncGenerator[EngineDelta, 
 # A cancellation that meets a response ends a Triton of 2024, and a request that is stopped responds at once.
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_client_that_leaves_between_two_answers_stops_its_request_and_cancels_no_call() -> None:
     engine = _Engine(_tokens(5))
     async with _served(engine) as answers:
@@ -133,6 +141,7 @@ async def test_a_client_that_leaves_between_two_answers_stops_its_request_and_ca
     assert (engine.stops, engine.ended, engine.cancelled) == (1, 1, 0)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("answers", [(), (_tokens(5),)], ids=["the first", "the second"])
 async def test_a_client_that_leaves_while_it_waits_stops_its_request_and_cancels_no_call(
     answers: tuple[pb.ModelStreamInferResponse, ...],
@@ -149,6 +158,7 @@ async def test_a_client_that_leaves_while_it_waits_stops_its_request_and_cancels
     assert (engine.stops, engine.ended, engine.cancelled) == (1, 1, 0)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_request_that_the_engine_refuses_is_read_to_its_end_and_not_stopped() -> None:
     engine = _Engine(pb.ModelStreamInferResponse(error_message="INVALID_ARGUMENT: max_tokens is 0"))
     async with _served(engine) as answers:

@@ -151,3 +151,5 @@ def test_a_long_log_begins_anew_and_is_read_on(tmp_path: Path, monkeypatch: pyte
     path.write_bytes(b"c" * 200)
     assert log_module.bound(path)
     assert path.read_bytes() == b""
+    path.unlink()  # somebody has removed it: what writes it goes on
+    assert not log_module.bound(path)

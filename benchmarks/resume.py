@@ -1,7 +1,9 @@
 """Streams that go on: a server or a replica is killed under them, and each answer is compared with an unbroken one.
 
 What is killed, and after how many tokens, is chosen by a seed. The streams mix greedy and sampled requests, with and
-without seeds, stop words, penalties, log-probs, several sequences and prompts in many scripts, over gRPC and HTTP.
+without seeds, stop words, penalties, log-probs, several sequences and prompts in many scripts, over gRPC, HTTP and
+OpenAI's API. Inflight's clients resume their streams; OpenAI's are resumed by the gateway, and their client knows
+nothing of it.
 """
 
 from __future__ import annotations
@@ -14,11 +16,16 @@ import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import cycle, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import httpx
+
+from benchmarks.faults.openai import model_name, streamed_completion
 from benchmarks.faults.served import VICTIMS, Served, serving
 from benchmarks.result import Result, Row
 from inflight.client import AsyncClient, AsyncHttpClient, Completion, GenerateOptions, Retry, Timeouts
@@ -26,11 +33,15 @@ from inflight.errors import EngineFailure, InflightError
 from inflight.serve.server import free_ports
 
 ONE, REPLICAS = "one server", "two replicas"
+GRPC, HTTP, OPENAI = PROTOCOLS = ("gRPC", "HTTP", "OpenAI")
+GREEDY, SAMPLED = "greedy", "sampled"
 _WAVES = 3
 """How many waves of streams run in each setting, one after the other, each all at once."""
 _KILLS = (2, 1, 2)
 """How often the one server is killed in each wave, and the replicas in each twice: no stream may meet more than three
 breaks, and no server is started more than six times in a row."""
+_FIRST, _LATER = (0.02, 0.25), (0.25, 0.9)
+"""Between which shares of a wave's tokens each server is killed first, when all its streams run, and when again."""
 _TRIES = 3
 _READY_S = 300.0
 _PATIENT = Retry(resume=True, longest_outage=300.0)  # of whatever machine
@@ -89,7 +100,10 @@ class Ask:
     number: int
     options: GenerateOptions
     answer: Completion | None = None
+    runs: bool = False
+    """Whether tokens of it have come, and more will."""
     breaks: int = 0
+    """How often it was broken while it ran; of OpenAI's streams, how often their engine was killed then."""
     error: str = ""
 
     @property
@@ -102,8 +116,38 @@ class Ask:
         return _PROMPTS[self.number % len(_PROMPTS)]
 
     @property
-    def http(self) -> bool:
-        return bool(self.number // len(_PROMPTS) % 2)
+    def protocol(self) -> str:
+        return PROTOCOLS[self.number // len(_PROMPTS) % len(PROTOCOLS)]
+
+    @property
+    def sampling(self) -> str:
+        return SAMPLED if self.options.temperature else GREEDY
+
+    def place(self, servers: int) -> int:
+        """Return which of so many servers has the gateway that it asks, if it is one of OpenAI's."""
+        return self.number % servers
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return it as a request of OpenAI's API."""
+        options = self.options
+        fields = {
+            "max_tokens": options.max_tokens,
+            "min_tokens": options.min_tokens,
+            "ignore_eos": options.ignore_eos,
+            "temperature": options.temperature or 0.0,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "seed": options.seed,
+            "n": options.num_return_sequences,
+            "stop": options.stop_words,
+            "bad_words": options.bad_words,
+            "repetition_penalty": options.repetition_penalty,
+            "presence_penalty": options.presence_penalty,
+            "frequency_penalty": options.frequency_penalty,
+            "logprobs": (options.num_top_log_probs or 0) if options.return_log_probs else None,
+        }
+        asked = {name: value for name, value in fields.items() if value is not None}
+        return {"model": model, "prompt": self.prompt, **asked}
 
     def unbroken(self) -> Ask:
         """Return the request that gives the same answer: with the seed that the server has told, if it chose one."""
@@ -141,48 +185,86 @@ def make_asks(first: int, count: int, seed: int) -> list[Ask]:
         kind = number % 3  # greedy, sampled by a seed, and by one that the server chooses
         if kind:
             options = replace(options, temperature=rng.choice([0.7, 1.0, 1.3]), top_p=rng.choice([0.9, None]))
-        if kind == 1:
-            options = replace(options, seed=rng.getrandbits(64))
-        if kind == 2:
-            options = replace(options, num_return_sequences=None)  # each of several has a seed of its own
-        asks.append(Ask(number, options))
+        ask = Ask(number, options)
+        if kind == 1 or (kind == 2 and ask.protocol == OPENAI):  # an answer of OpenAI's does not tell its seed
+            ask.options = replace(options, seed=rng.getrandbits(64))
+        elif kind == 2:
+            ask.options = replace(options, num_return_sequences=None)  # each of several has a seed of its own
+        asks.append(ask)
     return asks
 
 
-async def _run(asks: Sequence[Ask], grpc: str, http: str, tokens: _Tokens, over: asyncio.Event) -> None:
-    async def one(ask: Ask) -> None:
-        kind, url = (AsyncHttpClient, http) if ask.http else (AsyncClient, grpc)
+@dataclass(frozen=True)
+class Servers:
+    """The servers of a setting, and where clients find them."""
+
+    all: Sequence[Served]
+    grpc: str
+    http: str
+    victims: Iterator[str]
+    """Which process is killed next: each in turn."""
+
+    def one(self) -> Servers:
+        """Return the first of them alone."""
+        first = self.all[0]
+        return Servers([first], first.grpc, first.http, self.victims)
+
+
+async def _run(asks: Sequence[Ask], servers: Servers, tokens: _Tokens, over: asyncio.Event) -> None:
+    def came(ask: Ask, count: int) -> None:
+        ask.runs |= count > 0
+        tokens.add(count)
+
+    async def resumed_by_client(ask: Ask) -> None:
+        kind, url = (AsyncHttpClient, servers.http) if ask.protocol == HTTP else (AsyncClient, servers.grpc)
         async with (
             kind(url, retry=_PATIENT, timeouts=_UNLIMITED) as client,  # whose connection goes to any replica
             client.stream(ask.prompt, ask.options) as stream,
         ):
             try:
                 async for chunk in stream:
-                    tokens.add(len(chunk.token_ids))
+                    came(ask, len(chunk.token_ids))
                 ask.answer = stream.completion()
-            except InflightError as error:
-                ask.error = f"{type(error).__name__}: {error}"
-            ask.breaks = stream.breaks
+            finally:
+                ask.breaks = stream.breaks
+
+    async def resumed_by_gateway(ask: Ask) -> None:
+        url = f"http://{servers.all[ask.place(len(servers.all))].gateway}"
+        async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+            body = ask.body(await model_name(client))
+            ask.answer = await streamed_completion(client, body, lambda count: came(ask, count))
+
+    async def one(ask: Ask) -> None:
+        try:
+            await (resumed_by_gateway if ask.protocol == OPENAI else resumed_by_client)(ask)
+        except (InflightError, httpx.HTTPError) as error:
+            ask.error = f"{type(error).__name__}: {error}"
+        ask.runs = False
 
     await asyncio.gather(*map(one, asks))
     over.set()
 
 
 async def _killing(
-    asks: Sequence[Ask], serves: Sequence[Served], kills: int, tokens: _Tokens, over: asyncio.Event, rng: random.Random
+    asks: Sequence[Ask], servers: Servers, kills: int, tokens: _Tokens, over: asyncio.Event, rng: random.Random
 ) -> list[str]:
     """Kill processes of the servers after so many tokens as chance wants; return which."""
     expected = sum((ask.options.max_tokens or 0) for ask in asks)
+    count = len(servers.all)
+    shares = [rng.uniform(*(_FIRST if number < count else _LATER)) for number in range(kills)]
     killed: list[str] = []
-    for share in sorted(rng.uniform(0.02, 0.4) for _ in range(kills)):
+    for share in sorted(shares):
         await _first(tokens.reach(int(share * expected)), over.wait())
         if over.is_set():
             break
-        victim, serve = rng.choice(VICTIMS), serves[len(killed) % len(serves)]
+        place = len(killed) % count
+        victim, serve = next(servers.victims), servers.all[place]
         starts = serve.starts
         os.kill(serve.process_of(victim), signal.SIGKILL)
         killed.append(victim)
-        if len(serves) == 1:  # what is killed next is to be one that serves
+        for ask in asks:
+            ask.breaks += ask.protocol == OPENAI and ask.runs and ask.place(count) == place
+        if count == 1:  # what is killed next is to be one that serves
             await _until_back(serve, starts)
     return killed
 
@@ -228,13 +310,15 @@ class Wave:
     unbroken: Sequence[Ask]
     killed: Sequence[str]
 
-    def row(self, setting: str, http: bool) -> Row:
-        """Return a row about the streams of one protocol."""
-        pairs = [(a, b) for a, b in zip(self.asks, self.unbroken, strict=True) if a.http == http]
+    def row(self, setting: str, protocol: str, sampling: str) -> Row:
+        """Return a row about the streams of one protocol that are greedy, or sampled."""
+        both = zip(self.asks, self.unbroken, strict=True)
+        pairs = [(a, b) for a, b in both if (a.protocol, a.sampling) == (protocol, sampling)]
         wholes = [(_parts(a.answer), _parts(b.answer)) for a, b in pairs if a.answer and b.answer]
         return {
             "setting": setting,
-            "protocol": "HTTP" if http else "gRPC",
+            "protocol": protocol,
+            "sampling": sampling,
             "streams": len(pairs),
             "of them broken": sum(a.breaks > 0 for a, _ in pairs),
             "breaks": sum(a.breaks for a, _ in pairs),
@@ -253,24 +337,37 @@ def _differ(pair: tuple[list[Completion], list[Completion]], name: str) -> bool:
     return one != other
 
 
-async def _wave(asks: Sequence[Ask], serves: Sequence[Served], grpc: str, http: str, kills: int, seed: int) -> Wave:
+async def _wave(asks: Sequence[Ask], servers: Servers, kills: int, seed: int) -> Wave:
     """Break the streams, and then ask the same without."""
-    for serve in serves:
-        async with AsyncClient(serve.grpc) as client:
-            await client.wait_ready(_READY_S)
+    await asyncio.gather(*map(_until_ready, servers.all))
     tokens, over = _Tokens(), asyncio.Event()
     rng = random.Random(f"{seed} {asks[0].number}")
     _, killed = await asyncio.gather(
-        _run(asks, grpc, http, tokens, over), _killing(asks, serves, kills, tokens, over, rng)
+        _run(asks, servers, tokens, over), _killing(asks, servers, kills, tokens, over, rng)
     )
+    await _until_ready(servers.all[0])
     unbroken = [ask.unbroken() for ask in asks]
     for _ in range(_TRIES):  # Triton aborts by itself where a machine stands still for a second
-        await _run(
-            [ask for ask in unbroken if not ask.whole], serves[0].grpc, serves[0].http, _Tokens(), asyncio.Event()
-        )
+        starts = servers.all[0].starts
+        again = [ask for ask in unbroken if not ask.whole]
+        await _run(again, servers.one(), _Tokens(), asyncio.Event())
+        for ask in again:  # the gateway does not say that it has resumed one
+            ask.breaks += ask.protocol == OPENAI and servers.all[0].starts != starts
     if not all(ask.whole for ask in unbroken):
         raise EngineFailure("streams broke that nobody had killed a server under; their answers are no references")
     return Wave(asks, unbroken, killed)
+
+
+async def _until_ready(serve: Served) -> None:
+    """Wait until a server answers at both of its ports."""
+    async with AsyncClient(serve.grpc) as client:
+        await client.wait_ready(_READY_S)
+    async with asyncio.timeout(_READY_S), httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            with suppress(httpx.HTTPError):
+                (await client.get(f"http://{serve.gateway}/health")).raise_for_status()
+                return
+            await asyncio.sleep(0.1)
 
 
 def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> list[Wave]:
@@ -280,15 +377,17 @@ def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> list[Wave]:
         InflightError: a server did not start or come back.
     """
     waves = []
+    victims = cycle(random.Random(f"{seed} {setting}").sample(VICTIMS, len(VICTIMS)))
     with ExitStack() as stack:
         serves = [stack.enter_context(serving()) for _ in range(1 if setting == ONE else 2)]
         grpc, http = serves[0].grpc, serves[0].http
         if setting == REPLICAS:
             grpc, http = stack.enter_context(_proxied(serves))
+        servers = Servers(serves, grpc, http, victims)
         for place in range(_WAVES):
             kills = _KILLS[place] if setting == ONE else len(serves)
             if together := asks[place::_WAVES]:
-                waves.append(asyncio.run(_wave(together, serves, grpc, http, kills, seed)))
+                waves.append(asyncio.run(_wave(together, servers, kills, seed)))
     return waves
 
 
@@ -308,8 +407,8 @@ def measure_resume(streams: int, seed: int, say: Callable[[str], object]) -> Res
         for ask in (ask for wave in waves for ask in wave.asks if ask.error):
             say(f"{setting}: stream {ask.number} has no end: {ask.error}")
         killed[setting] = [victim for wave in waves for victim in wave.killed]
-        for http in (False, True):
-            rows.append(_total([wave.row(setting, http) for wave in waves]))
+        for protocol, sampling in product(PROTOCOLS, (GREEDY, SAMPLED)):
+            rows.append(_total([wave.row(setting, protocol, sampling) for wave in waves]))
     return Result("resume", "Streams that go on", _finding(rows, killed), rows)
 
 
@@ -334,8 +433,9 @@ def _finding(rows: Sequence[Row], killed: Mapping[str, Sequence[str]]) -> str:
     together = -(-sum_of("streams") // 2 // _WAVES)
     broken, breaks, errors = (sum_of(name) for name in ("of them broken", "breaks", "errors"))
     return (
-        f"{sum_of('streams')} streams, up to {together} at a time, from `inflight serve` with the demo to clients with "
-        f"`Retry(resume=True)`; the two replicas are behind HAProxy. Meanwhile processes were killed by SIGKILL: "
+        f"{sum_of('streams')} streams, up to {together} at a time, from `inflight serve` with the demo: to clients of "
+        "gRPC and HTTP with `Retry(resume=True)`, for which two replicas are behind HAProxy, and over OpenAI's API, "
+        "where the gateway of each server resumes them. Meanwhile processes were killed by SIGKILL: "
         f"{kills}. {broken} streams went on, after {breaks} breaks, and {errors} ended with an error. Each answer, of "
         f"{sum_of('tokens')} tokens in all, was compared with an unbroken run of the same request and seed (where the "
         f"server chose the seed, the one that it told): there were {others} differences in text, token ids, log-probs, "

@@ -82,8 +82,10 @@ def _finding(outcomes: Sequence[Outcome], rows: Sequence[Row], streams: int) -> 
         f"of {len(rows)} promises were kept. "
         f"A stream is lost that ends with an error, with another text than that of an unbroken run, or not at all: "
         f"{sum(int(row['lost']) for row in rows)} of {streams * len(rows)} were, and "
-        f"{sum(outcome.unequal for outcome in outcomes)} had another text. A new client's question waited for "
-        f"a good answer for {min(answered, default=0):.1f} to {max(answered, default=0):.1f} s. "
+        f"{sum(outcome.unequal for outcome in outcomes)} had another text. A new client's question, for "
+        f"which the batch has room beside the streams, waited for a good answer for {min(answered, default=0):.1f} to "
+        f"{max(answered, default=0):.1f} s. A step of the clock changes what the server's processes read, and not what "
+        "the kernel waits for at that moment. "
         f"{sum(int(row['processes left']) for row in rows)} processes and "
         f"{sum(int(row['files left']) for row in rows)} files were left."
     )

@@ -127,7 +127,7 @@ def serving(
     """Serve the demo on free ports; at the end it is stopped, if it runs still.
 
     Args:
-        place: where; without one it has this process's files, neither gateway nor door, and is not started again.
+        place: where; without one it has this process's files and no door, and is not started again.
         environment: variables that it has beside this process's.
         behind_a_door: whether another door stands before its own.
     """
@@ -136,7 +136,7 @@ def serving(
     with TemporaryDirectory(prefix="inflight-served-") as folder:
         command = [str(Path(sys.executable).with_name("inflight")), "serve"]
         command += [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
-        command += ["--no-gateway", "--no-door"] if place is None else ["--door", f"{KEPT}/demo"]
+        command += ["--no-door"] if place is None else ["--door", f"{KEPT}/demo"]
         state = folder if place is None else f"{KEPT}/state"
         command += ["--behind-a-door"] if behind_a_door else []
         if place is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
@@ -28,35 +29,55 @@ _NAMES = {
     DOOR: "door",
     SUPERVISOR: "inflight serve",
 }
+_SHARED = "/dev/shm"
+"""What the processes have there, beside them."""
 _MOST_FILES = 50
 """How many descriptors more a process may have than one of its age had before: connections come and go."""
+_MOST_SHARED_MIB = 64
+"""How much more shared memory than at the same age before: a stage's grows to its largest inputs, and never shrinks."""
 _PART_OF_LIFE = 0.6
 """Of the longest life of a process of a name: those that lived so long are compared, at ages that all have reached."""
 
 
 def _lives(soaked: Crashed, name: str) -> list[list[Held]]:
-    """Return the samples of each process of a name that lived for long, one process after another."""
+    """Return the samples of each process of a name that lived for long, one process after another.
+
+    ``_SHARED`` has the lives of the server.
+    """
     lives: dict[int, list[Held]] = {}
     for sample in soaked.samples:
-        if name in sample.processes:
-            lives.setdefault(sample.processes[name].process, []).append(sample.processes[name])
+        held = sample.processes.get(SERVER if name == _SHARED else name)
+        if held and name == _SHARED:
+            held = replace(held, uss=sample.shared, pss=sample.shared, files=0, threads=0)
+        if held:
+            lives.setdefault(held.process, []).append(held)
     longest = max((life[-1].age_s for life in lives.values()), default=0.0)
     return [life for life in lives.values() if life[-1].age_s >= _PART_OF_LIFE * longest]
 
 
-def _compared(soaked: Crashed, name: str) -> tuple[list[Held], list[Held]]:
+def _compared(soaked: Crashed, name: str) -> tuple[Sequence[Held], Sequence[Held]]:
     """Return the samples of the first and of the last process of a name, at the same ages.
 
     Where one process has lived all the time, they are those behind the warm-up, and the last ones.
     """
     lives = _lives(soaked, name)
     if len(lives) < 2:
-        [life] = lives
-        tenth = max(1, len(life) // 10)
-        return life[int(WARM_UP * len(life)) :][:tenth], life[-tenth:]
+        return _ends(lives[0])
     age_s = min(life[-1].age_s for life in lives)
     first, last = ([held for held in life if age_s / 2 <= held.age_s <= age_s] for life in (lives[0], lives[-1]))
     return first or lives[0][-1:], last or lives[-1][-1:]
+
+
+def _ends(life: Sequence[Held]) -> tuple[Sequence[Held], Sequence[Held]]:
+    """Return the samples of one process behind its warm-up, and its last ones."""
+    tenth = max(1, len(life) // 10)
+    return life[int(WARM_UP * len(life)) :][:tenth], life[-tenth:]
+
+
+def _within(soaked: Crashed, name: str) -> float:
+    """Return the most MiB that a process of a name has grown by in its life, after its warm-up."""
+    both = map(_ends, _lives(soaked, name))
+    return max(_median(last, "uss") - _median(first, "uss") for first, last in both) / _MIB
 
 
 def _median(held: Sequence[Held], what: str) -> float:
@@ -65,23 +86,29 @@ def _median(held: Sequence[Held], what: str) -> float:
 
 def _memory_rows(soaked: Crashed) -> list[Row]:
     rows: list[Row] = []
-    for name, words in _NAMES.items():
-        if not _lives(soaked, name):
+    for name, words in (_NAMES | {_SHARED: _SHARED}).items():
+        if not (lives := _lives(soaked, name)):
             continue
         first, last = _compared(soaked, name)
         before, after = _median(first, "uss") / _MIB, _median(last, "uss") / _MIB
         rows.append(
             {
                 "process": words,
-                "lives": len({sample.processes[name].process for sample in soaked.samples if name in sample.processes}),
+                "long_lives": len(lives),
                 "MiB_first": round(before, 1),
                 "MiB_last": round(after, 1),
                 "growth": round(after - before, 1),
-                "open_files": f"{_median(first, 'files'):.0f} to {_median(last, 'files'):.0f}",
-                "threads": f"{_median(first, 'threads'):.0f} to {_median(last, 'threads'):.0f}",
+                "growth_within_a_life": round(_within(soaked, name), 1),
+                "open_files": _from_to(first, last, "files"),
+                "threads": _from_to(first, last, "threads"),
             }
         )
     return rows
+
+
+def _from_to(first: Sequence[Held], last: Sequence[Held], what: str) -> str:
+    before, after = _median(first, what), _median(last, what)
+    return f"{before:.0f} to {after:.0f}" if before or after else "-"
 
 
 def faults(soaked: Crashed) -> list[str]:
@@ -97,6 +124,10 @@ def faults(soaked: Crashed) -> list[str]:
             found.append(f"{words} has grown by {growth / _MIB:.0f} MiB")
         if files > _MOST_FILES:
             found.append(f"{words} has {files} descriptors more")
+    if _lives(soaked, _SHARED):
+        first, last = _compared(soaked, _SHARED)
+        if (growth := (_median(last, "uss") - _median(first, "uss")) / _MIB) > _MOST_SHARED_MIB:
+            found.append(f"the processes have {growth:.0f} MiB more in /dev/shm")
     if soaked.books:
         found.append(soaked.books)
     if soaked.stop_s > LONGEST_STOP_S or soaked.exit_code != 0:
@@ -113,7 +144,8 @@ def results(soaked: Crashed) -> list[Result]:
             "crash-memory",
             "What the processes hold",
             "A process that was started again is compared with the first one of its name at the same ages; one that "
-            "has lived all the time, with itself after the warm-up.",
+            "has lived all the time, with itself after the warm-up. So is the largest growth within a life, of those "
+            "that lived for long. Shared memory has the lives of Triton.",
             _memory_rows(soaked),
         ),
     ]
@@ -122,7 +154,7 @@ def results(soaked: Crashed) -> list[Result]:
 def _finding(soaked: Crashed) -> str:
     typed, left, wrong = (_total(soaked, how) for how in (TYPED, LEFT, WRONG))
     found = faults(soaked)
-    verdict = f"Faults: {'; '.join(found)}." if found else "Nothing grows, and nothing is lost."
+    verdict = f"Faults: {'; '.join(found)}." if found else "Nothing grows from life to life, and nothing is lost."
     return (
         f"{soaked.seconds / 60:.0f} minutes at {SHARE:.0%} of the knee of {soaked.knee:.1f} requests/s, with "
         f"{len(soaked.crashes)} crashes: each of {soaked.requests:,} requests ended once. {left:,} were left by their "

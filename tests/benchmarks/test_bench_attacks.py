@@ -86,8 +86,11 @@ def test_each_choice_of_a_stream_ends_once(events: list[str], how: str) -> None:
     assert _end_of(events, 2).how == how
 
 
-def _soaked(growth: float = 0.0, **more: Any) -> Crashed:
-    """Two lives of Triton of 50 samples each, the second larger by so many MiB; the gateway lives all the time."""
+def _soaked(growth: float = 0.0, shared_growth: float = 0.0, **more: Any) -> Crashed:
+    """Two lives of Triton of 50 samples each, the second larger by so many MiB; the gateway lives all the time.
+
+    Within each life Triton grows by 1 MiB with each sample.
+    """
     samples = []
     for place in range(100):
         life, age = divmod(place, 50)
@@ -96,7 +99,7 @@ def _soaked(growth: float = 0.0, **more: Any) -> Crashed:
             SERVER: Held(triton, triton, 20, 10, 7 + life, 5.0 * age),
             GATEWAY: Held(60 * MIB, 60 * MIB, 20, 10, 3, 5.0 * place),
         }
-        samples.append(Sample(5.0 * place, held, 4 * MIB, place))
+        samples.append(Sample(5.0 * place, held, int((4 + life * shared_growth) * MIB), place))
     soaked = Crashed(500.0, Counter({("plain", "stop"): 90}), [], samples, "", 3.0, 0, "", 20.0)
     soaked.crashes = [Crash(250.0, SERVER, 9, 8.0, 5.5)]
     for name, value in more.items():
@@ -107,11 +110,14 @@ def _soaked(growth: float = 0.0, **more: Any) -> Crashed:
 def test_processes_are_compared_at_equal_ages() -> None:
     assert faults(_soaked()) == []
     assert faults(_soaked(growth=100)) == ["Triton has grown by 100 MiB"]
-    [crashes, ends, memory] = results(_soaked())
+    assert faults(_soaked(shared_growth=100)) == ["the processes have 100 MiB more in /dev/shm"]
+    [crashes, ends, memory] = results(_soaked(shared_growth=20))
     [row] = crashes.rows
     assert list(row.values()) == [4.2, "Triton", 9, 5.5, 8.0]
     assert ends.rows[0]["stop"] == 90
-    assert [row["lives"] for row in memory.rows] == [2, 1]
+    assert [row["long_lives"] for row in memory.rows] == [2, 1, 2]
+    assert [row["growth"] for row in memory.rows] == [0, 0, 20]
+    assert [row["growth_within_a_life"] for row in memory.rows] == [25, 0, 0]  # behind a warm-up of 20 samples
 
 
 def test_what_is_lost_or_left_is_a_fault() -> None:

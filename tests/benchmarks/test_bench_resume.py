@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from benchmarks import resume
@@ -13,11 +15,12 @@ def test_streams_go_on_with_the_very_tokens(setting: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(resume, "_WAVES", 1)
     monkeypatch.setattr(resume, "_KILLS", (1,))
     for seed in range(5):  # where this process stood still, a server may have made all answers before it was killed
-        [wave] = resume.break_streams(setting, resume.make_asks(0, 12, seed), seed)
-        assert [ask.error for ask in wave.asks] == [""] * 12
-        for row in (wave.row(setting, http) for http in (False, True)):
-            assert row["streams"] == 6
+        [wave] = resume.break_streams(setting, resume.make_asks(0, 18, seed), seed)
+        assert [ask.error for ask in wave.asks] == [""] * 18
+        for protocol, sampling in product(resume.PROTOCOLS, (resume.GREEDY, resume.SAMPLED)):
+            row = wave.row(setting, protocol, sampling)
+            assert row["streams"] == (2 if sampling == resume.GREEDY else 4)
             assert {name: value for name, value in row.items() if name.startswith("other ") and value} == {}
-        if any(ask.breaks for ask in wave.asks):
+        if {ask.protocol for ask in wave.asks if ask.breaks} == set(resume.PROTOCOLS):
             return
-    pytest.fail("no stream broke")
+    pytest.fail("of one protocol no stream broke")

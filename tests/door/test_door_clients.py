@@ -23,7 +23,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from inflight.errors import DeploymentError
 from inflight.serve.door import DoorProcess, Upstreams
 from inflight.settings.api_keys import Stamp, stamp_of
-from tests.door.support.certificates import make_authority, make_certificate
+from tests.door.support.certificates import make_authority, make_certificate, openssl
 from tests.door.support.doors import Answer, Door, deployment_with, door, read_answer
 from tests.support.waiting import wait_until
 
@@ -121,6 +121,36 @@ def jwks(secret: bytes) -> str:
     return json.dumps({"keys": [{"kty": "oct", "alg": "HS256", "kid": "1", "k": _encoded(secret)}]})
 
 
+def signed_by(key: Path, **claims: Any) -> str:
+    """Return a token signed by RS256, with the private key in a file."""
+    signed = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "1"}, claims))
+    data = key.with_suffix(".signed")
+    data.write_text(signed)
+    return f"{signed}.{_encoded(openssl(key.parent, 'dgst', '-sha256', '-sign', key.name, data.name))}"
+
+
+def public_jwks(key: Path) -> str:
+    """Return the set of keys that an issuer publishes for its private RSA key."""
+    modulus = openssl(key.parent, "rsa", "-in", key.name, "-noout", "-modulus").decode().strip().partition("=")[2]
+    numbers = {"n": _encoded(bytes.fromhex(modulus)), "e": _encoded((65537).to_bytes(3))}
+    return json.dumps({"keys": [{"kty": "RSA", "alg": "RS256", "kid": "1", "use": "sig", **numbers}]})
+
+
+def test_tokens_are_held_against_an_issuers_public_keys(tmp_path: Path) -> None:
+    keys = [tmp_path / f"{name}.pem" for name in ("issuer", "other")]
+    for key in keys:
+        openssl(tmp_path, "genrsa", "-out", key.name, "2048")
+    file = tmp_path / "jwks.json"
+    file.write_text(public_jwks(keys[0]))
+    claims: dict[str, Any] = {"sub": "anna", "exp": int(time.time()) + 3600}
+    with door(jwt={"jwks_file": file}) as running:
+        good, forged = (as_bearer(signed_by(key, **claims)) for key in keys)
+        assert running.ask("GET", "/v1/models", good).status == 200
+        assert running.ask("GET", "/v1/models", forged).status == 401
+        by_secret = as_bearer(token(public_jwks(keys[0]).encode(), **claims))  # the public key taken for a secret
+        assert running.ask("GET", "/v1/models", by_secret).status == 401
+
+
 def test_tokens_are_held_against_the_issuers_keys(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     first, second = b"a" * 32, b"b" * 32
@@ -136,6 +166,7 @@ def test_tokens_are_held_against_the_issuers_keys(tmp_path: Path) -> None:
         assert status() == 401
         assert status(as_bearer(token(second, **claims, **soon))) == 401
         assert status(as_bearer(token(first, **claims, exp=1))) == 401
+        assert status(as_bearer(token(first, **claims))) == 401
         assert status(as_bearer(token(first, **(claims | {"aud": "other"}), **soon))) == 403
         assert status(as_bearer(token(first, **(claims | {"iss": "other"}), **soon))) == 401
         good = as_bearer(token(first, **claims, **soon))

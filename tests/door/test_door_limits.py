@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -191,3 +192,25 @@ def test_floods_of_http2_end_their_connection_and_nothing_else(plain: Door, floo
         read_to_end(connection)
     assert plain.ask("GET", "/v2").status == 200
     assert plain.process.process.pid == process
+
+
+def test_bodies_that_fill_its_memory_are_ended_and_others_are_served_again() -> None:
+    """A body reaches the server whole, so the door keeps it until its end comes; eight are twice what it may hold."""
+    most = 64 << 20
+    part = b"x" * (15 << 20)
+    head = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (len(part) + 1)
+    with door(max_memory_bytes=most, max_body_bytes=16 << 20) as running, ThreadPoolExecutor(8) as threads:
+        clients = [
+            socket.create_connection(("127.0.0.1", running.port)) for _ in range(8)
+        ]  # for twice what it may hold
+
+        def send(client: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                client.sendall(head + part)
+
+        threads.map(send, clients)
+        assert wait_until(lambda: select.select(clients, [], [], 0)[0])  # one is answered or closed
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        assert wait_until(lambda: running.ask("GET", "/v2").status == 200)

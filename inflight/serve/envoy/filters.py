@@ -131,6 +131,7 @@ def tokens(settings: DoorSettings, jwks: str) -> Config:
         "from_headers": [{"name": "authorization", "value_prefix": "Bearer "}],
         "forward": True,  # the routes drop it
         "claim_to_headers": [{"header_name": CLIENT_HEADER, "claim_name": "sub"}],
+        "require_expiration": True,  # without it a token that has no `exp` would be good for ever
     }
     if settings.jwt.issuer is not None:
         provider["issuer"] = settings.jwt.issuer

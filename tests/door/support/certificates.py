@@ -12,7 +12,7 @@ import pytest
 def make_authority(folder: Path) -> Path:
     """Return the certificate of a new authority; its key lies beside it."""
     folder.mkdir(exist_ok=True)
-    _openssl(folder, *"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500".split(),
+    openssl(folder, *"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500".split(),
              *"-subj /CN=authority -keyout ca.key -out ca.crt".split())  # fmt: skip
     return folder / "ca.crt"
 
@@ -22,14 +22,15 @@ def make_certificate(authority: Path, name: str) -> tuple[Path, Path]:
     folder = authority.parent
     extra = folder / f"{name}.ext"
     extra.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    _openssl(folder, *"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(),
+    openssl(folder, *"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(),
              *f"-subj /CN={name} -keyout {name}.key -out {name}.csr".split())  # fmt: skip
-    _openssl(folder, *f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 36500".split(),
+    openssl(folder, *f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 36500".split(),
              *f"-extfile {name}.ext -out {name}.crt".split())  # fmt: skip
     return folder / f"{name}.crt", folder / f"{name}.key"
 
 
-def _openssl(folder: Path, *arguments: str) -> None:
+def openssl(folder: Path, *arguments: str) -> bytes:
+    """Run the program in a folder, and return what it prints; where it is not installed, the test is skipped."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+    return subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True).stdout

@@ -30,6 +30,8 @@ from inflight.text.preprocess import word_lists
 
 _CONNECT_TIMEOUT_S = 2.0
 _STOP_TIMEOUT_S = 5.0
+_AHEAD = 8
+"""Answers of a call that are read before they are asked for; gRPC holds the rest back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +134,10 @@ class EngineClient:
         message = encode(request, self._model)
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams.
-        call = self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items()))
-        reading: asyncio.Future[Any] | None = None
+        call = _Call(self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items())))
         over = False  # whether the engine has ended the request
         try:
-            while True:
-                reading = asyncio.ensure_future(call.read())
-                answer = await asyncio.shield(reading)  # gRPC cancels a call of which a read is cancelled
-                if answer is grpc.aio.EOF:
-                    return
+            while (answer := await call.read()) is not None:
                 if answer.error_message:
                     over = True
                     raise from_wire(answer.error_message)
@@ -154,16 +151,10 @@ class EngineClient:
             # The transport has ended the call: the engine writes its own errors into the stream.
             raise from_wire(error.details() or "", error.code().name) from error
         finally:
-            if not call.done():
-                self._leave(call, reading, request.request_id, over)
+            if not call.ended:
+                self._leave(call, request.request_id, over)
 
-    def _leave(
-        self,
-        call: grpc.aio.StreamStreamCall[Any, Any],
-        reading: asyncio.Future[Any] | None,
-        request_id: str,
-        over: bool,
-    ) -> None:
+    def _leave(self, call: _Call, request_id: str, over: bool) -> None:
         """Have the engine end the request unless it is over, and read the call to its end meanwhile.
 
         A call that is cancelled while its last response comes may end the server (2.51, by SIGSEGV in its handler of
@@ -174,19 +165,18 @@ class EngineClient:
             return
 
         async def leave() -> None:
-            message = pb.ModelInferRequest(model_name=self._model, id=request_id)
-            message.inputs.add(name="stop", datatype=contract.BOOL, shape=[1, 1])
-            message.raw_input_contents.append(b"\1")
-            calls = [call] if over else [call, self._stub().ModelStreamInfer([message])]
+            calls = [call]
+            if not over:
+                message = pb.ModelInferRequest(model_name=self._model, id=request_id)
+                message.inputs.add(name="stop", datatype=contract.BOOL, shape=[1, 1])
+                message.raw_input_contents.append(b"\1")
+                calls.append(_Call(self._stub().ModelStreamInfer([message])))
             try:
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    if reading is not None:
-                        await reading
                     for one in calls:
-                        while await one.read() is not grpc.aio.EOF:
-                            pass
-            except (grpc.aio.AioRpcError, TimeoutError):
-                pass  # the server has gone, or does not answer
+                        await one.drain()
+            except TimeoutError:
+                pass  # the server does not answer
             finally:
                 for one in calls:
                     one.cancel()
@@ -207,6 +197,53 @@ class EngineClient:
             options = channel_options(self._address, _CONNECT_TIMEOUT_S)
             self._channel = grpc.aio.insecure_channel(self._address, options)
         return GRPCInferenceServiceStub(self._channel)
+
+
+class _Call:
+    """A stream of answers, read by a task of its own: gRPC cancels a call of which a read is cancelled."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        self._call = call
+        self._answers: asyncio.Queue[pb.ModelStreamInferResponse | BaseException | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_AHEAD)
+        self._drains = False
+        self._reading = asyncio.create_task(self._keep_reading())
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._reading.done()
+
+    async def read(self) -> pb.ModelStreamInferResponse | None:
+        """Return the next answer; None: there is none. Raises AioRpcError: the call has ended with an error."""
+        answer = await self._answers.get()
+        if isinstance(answer, pb.ModelStreamInferResponse):
+            self._room.release()
+            return answer
+        if answer is not None:
+            raise answer
+        return None
+
+    async def drain(self) -> None:
+        """Read what still comes, for nobody, until the call ends in whatever way."""
+        self._drains = True
+        self._room.release()  # the reading may wait for room
+        await asyncio.wait([self._reading])
+
+    def cancel(self) -> None:
+        """Cancel the call, if it has not ended."""
+        self._call.cancel()
+
+    async def _keep_reading(self) -> None:
+        """Hand on what comes, and what it ends with, of which an error is for who reads."""
+        try:
+            while (answer := await self._call.read()) is not grpc.aio.EOF:
+                if not self._drains:
+                    await self._room.acquire()
+                    self._answers.put_nowait(answer)
+            self._answers.put_nowait(None)
+        except (Exception, asyncio.CancelledError) as error:
+            self._answers.put_nowait(error)
 
 
 def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:

@@ -46,12 +46,13 @@ def test_a_request_samples_where_its_temperature_is_above_zero(temperature: floa
 class _Stopped:
     """A call whose request somebody stops at the engine."""
 
-    def done(self) -> bool:
-        """Return that the call has ended."""
-        return True
+    _ended = False
 
-    async def read(self) -> pb.ModelStreamInferResponse:
-        """Return the last answer."""
+    async def read(self) -> Any:
+        """Return the last answer, and then that it was the last."""
+        if self._ended:
+            return grpc.aio.EOF
+        self._ended = True
         answer = pb.ModelStreamInferResponse()
         answer.infer_response.outputs.add(name="finish_reason", datatype="BYTES", shape=[1, 1])
         answer.infer_response.raw_output_contents.append(b"\x09\0\0\0cancelled")
@@ -168,6 +169,40 @@ async def test_a_request_that_the_engine_refuses_is_read_to_its_end_and_not_stop
             await anext(answers)
         engine.goes_on.set()
     assert (engine.stops, engine.ended, engine.cancelled) == (0, 1, 0)
+
+
+class _Endless:
+    """A call that always has an answer, until it is told to end."""
+
+    def __init__(self) -> None:
+        self.reads, self.is_over = 0, False
+
+    async def read(self) -> Any:
+        """Return an answer, or that there is none."""
+        self.reads += 1
+        await asyncio.sleep(0)
+        return grpc.aio.EOF if self.is_over else _tokens(1)
+
+
+async def test_a_call_is_read_a_little_ahead_and_to_its_end_for_nobody() -> None:
+    endless: Any = _Endless()
+    call = engine_client._Call(endless)
+
+    async def reads() -> int:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return endless.reads
+
+    assert await reads() == engine_client._AHEAD + 1
+    for _ in range(3):
+        await call.read()
+    assert await reads() == engine_client._AHEAD + 4
+    draining = asyncio.ensure_future(call.drain())
+    assert await reads() > engine_client._AHEAD + 10
+    assert not draining.done()
+    endless.is_over = True
+    await draining
+    assert call.ended
 
 
 def test_what_asks_for_nothing_is_not_sent() -> None:

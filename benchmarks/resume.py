@@ -178,7 +178,7 @@ def make_asks(first: int, count: int, seed: int) -> list[Ask]:
     rng = random.Random(f"{seed} {first}")
     asks = []
     for number in range(first, first + count):
-        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(60, 240))
+        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(200, 600))
         options = replace(options, return_num_input_tokens=True, return_num_output_tokens=True)
         if options.stop_words is None and rng.random() < 0.9:
             options = replace(options, ignore_eos=True)
@@ -254,13 +254,13 @@ async def _killing(
     shares = [rng.uniform(*(_FIRST if number < count else _LATER)) for number in range(kills)]
     killed: list[str] = []
     for share in sorted(shares):
+        place = len(killed) % count
+        victim, serve = next(servers.victims), servers.all[place]
+        process, starts = serve.process_of(victim), serve.starts  # before: it takes a moment, in which tokens come
         await _first(tokens.reach(int(share * expected)), over.wait())
         if over.is_set():
             break
-        place = len(killed) % count
-        victim, serve = next(servers.victims), servers.all[place]
-        starts = serve.starts
-        os.kill(serve.process_of(victim), signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
         killed.append(victim)
         for ask in asks:
             ask.breaks += ask.protocol == OPENAI and ask.runs and ask.place(count) == place
@@ -386,7 +386,7 @@ def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> list[Wave]:
         servers = Servers(serves, grpc, http, victims)
         for place in range(_WAVES):
             kills = _KILLS[place] if setting == ONE else len(serves)
-            if together := asks[place::_WAVES]:
+            if together := asks[place * len(asks) // _WAVES : (place + 1) * len(asks) // _WAVES]:
                 waves.append(asyncio.run(_wave(together, servers, kills, seed)))
     return waves
 

@@ -47,7 +47,7 @@ _HOSTILE_PAGE = Page(
     "from a seed, to a server on the same machine, beside neighbours whose answers have to stay right. Written by "
     '`make bench ARGS="attacks --output docs/results/hostile"`, and with `hostile` in place of `attacks`. What is not '
     "defended is in SECURITY.md.",
-    ("attacks", "hostile", "failures"),
+    ("attacks", "hostile", "failures", "hostile-door", "failures-door"),
 )
 
 

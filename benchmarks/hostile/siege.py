@@ -71,6 +71,8 @@ class Siege:
     """The numbers of requests that failed, by the kind of request and what was said."""
     tracebacks: int = 0
     """In the logs, of this time."""
+    door: bool = False
+    """Whether the server is behind a door."""
 
     @property
     def requests(self) -> int:
@@ -109,7 +111,8 @@ def besiege(places: Places, requests: int, seed: int, first: int, say: Callable[
     Raises:
         EngineFailure: a process of the server ended.
     """
-    target, siege, lock = Target(places), Siege(), threading.Lock()
+    target, lock = Target(places), threading.Lock()
+    siege = Siege(door=target.has_door)
     model = _model_of(places.gateway) if places.gateway else ""
     channel = grpc.insecure_channel(places.grpc.place, options=[("grpc.max_send_message_length", -1)])
 
@@ -189,8 +192,9 @@ def siege_results(siege: Siege) -> list[Result]:
         rows.append({"kind": kind, "requests": counts.total(), **{name: counts[name] for name in kinds}})
     held = siege.held
     least, most = min(one.shared for one in held), max(one.shared for one in held)
+    name, through = ("-door", " through the door") if siege.door else ("", "")
     finding = (
-        f"{siege.requests:,} requests over every protocol: the same processes serve to the end, and "
+        f"{siege.requests:,} requests over every protocol{through}: the same processes serve to the end, and "
         f"{siege.right:,} answers of neighbours meanwhile are right, {len(siege.wrong)} wrong. "
         f"{siege.left:.0f} requests are in flight afterwards, and the logs have {siege.tracebacks} tracebacks. All "
         f"processes together hold {held[0]} after a twentieth; {held[len(held) // 2]} after half; {held[-1]} at the "
@@ -204,8 +208,8 @@ def siege_results(siege: Siege) -> list[Result]:
     ]
     told = f"{len(failures)} distinct answers with a status of 500, 502 or above 504, or INTERNAL or UNKNOWN."
     return [
-        Result("hostile", "Hostile requests", finding, rows),
-        Result("failures", "Every distinct failure that a client was told", told, failures),
+        Result(f"hostile{name}", f"Hostile requests{through}", finding, rows),
+        Result(f"failures{name}", f"Every distinct failure that a client was told{through}", told, failures),
     ]
 
 

@@ -83,6 +83,11 @@ class Target:
         self._logs = {log for one in self._processes if (log := _log_of(one)) is not None}
         self._told = self._tracebacks()
 
+    @property
+    def has_door(self) -> bool:
+        """Whether one of the processes is the door."""
+        return any(one.name() == "envoy" for one in self._processes)
+
     def gone(self) -> list[int]:
         """Return the processes that have ended since the beginning; another one with the same id is none of them."""
         return [one.pid for one in self._processes if not _runs(one)]

@@ -35,13 +35,13 @@ from inflight.serve.server import free_ports
 ONE, REPLICAS = "one server", "two replicas"
 GRPC, HTTP, OPENAI = PROTOCOLS = ("gRPC", "HTTP", "OpenAI")
 GREEDY, SAMPLED = "greedy", "sampled"
-_WAVES = 3
-"""How many waves of streams run in each setting, one after the other, each all at once."""
-_KILLS = (2, 1, 2)
+_WAVES = 4
+"""How many waves of streams run in each setting, one after the other, each all at once: a batch has room for one."""
+_KILLS = (2, 1, 1, 1)
 """How often the one server is killed in each wave, and the replicas in each twice: no stream may meet more than three
 breaks, and no server is started more than six times in a row."""
 _FIRST, _LATER = (0.02, 0.25), (0.25, 0.9)
-"""Between which shares of a wave's tokens each server is killed first, when all its streams run, and when again."""
+"""Between which shares of a wave's tokens each server is killed first, and when again."""
 _TRIES = 3
 _READY_S = 300.0
 _PATIENT = Retry(resume=True, longest_outage=300.0)  # of whatever machine
@@ -100,8 +100,10 @@ class Ask:
     number: int
     options: GenerateOptions
     answer: Completion | None = None
-    runs: bool = False
-    """Whether tokens of it have come, and more will."""
+    began: bool = False
+    """Whether tokens of it have come."""
+    over: bool = False
+    """Whether it has come to its end."""
     breaks: int = 0
     """How often it was broken while it ran; of OpenAI's streams, how often their engine was killed then."""
     error: str = ""
@@ -167,8 +169,9 @@ class _Tokens:
         self.count += tokens
         self.changed.set()
 
-    async def reach(self, count: int) -> None:
-        while self.count < count:
+    async def reach(self, count: int, asks: Sequence[Ask]) -> None:
+        """Wait until so many tokens have come, and some of each of the streams."""
+        while self.count < count or not all(ask.began for ask in asks):
             self.changed.clear()
             await self.changed.wait()
 
@@ -212,7 +215,7 @@ class Servers:
 
 async def _run(asks: Sequence[Ask], servers: Servers, tokens: _Tokens, over: asyncio.Event) -> None:
     def came(ask: Ask, count: int) -> None:
-        ask.runs |= count > 0
+        ask.began |= count > 0
         tokens.add(count)
 
     async def resumed_by_client(ask: Ask) -> None:
@@ -239,7 +242,7 @@ async def _run(asks: Sequence[Ask], servers: Servers, tokens: _Tokens, over: asy
             await (resumed_by_gateway if ask.protocol == OPENAI else resumed_by_client)(ask)
         except (InflightError, httpx.HTTPError) as error:
             ask.error = f"{type(error).__name__}: {error}"
-        ask.runs = False
+        ask.over = True
 
     await asyncio.gather(*map(one, asks))
     over.set()
@@ -257,13 +260,13 @@ async def _killing(
         place = len(killed) % count
         victim, serve = next(servers.victims), servers.all[place]
         process, starts = serve.process_of(victim), serve.starts  # before: it takes a moment, in which tokens come
-        await _first(tokens.reach(int(share * expected)), over.wait())
+        await _first(tokens.reach(int(share * expected), asks), over.wait())
         if over.is_set():
             break
         os.kill(process, signal.SIGKILL)
         killed.append(victim)
         for ask in asks:
-            ask.breaks += ask.protocol == OPENAI and ask.runs and ask.place(count) == place
+            ask.breaks += ask.protocol == OPENAI and not ask.over and ask.place(count) == place
         if count == 1:  # what is killed next is to be one that serves
             await _until_back(serve, starts)
     return killed

@@ -22,7 +22,7 @@ _SOAK_PAGE = Page(
     "A real server on this machine, asked by all its features at random for minutes, and then stopped. Written by "
     '`make bench ARGS="soak-server --output docs/results/soak"`, and with `soak-crashes` in its place; [the '
     "documentation](../../benchmarks.md) says what is asked, and what counts as a fault.",
-    ("memory", "ends", "crashes", "crash-ends", "crash-memory"),
+    ("memory", "ends", "crashes", "crash-ends", "crash-memory", "no-crashes", "no-crash-ends", "no-crash-memory"),
 )
 _SERVING_PAGE = Page(
     "The server as a whole",

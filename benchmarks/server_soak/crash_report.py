@@ -136,12 +136,13 @@ def faults(soaked: Crashed) -> list[str]:
 
 
 def results(soaked: Crashed) -> list[Result]:
-    """Return the results: crashes, ends, memory."""
+    """Return the results: crashes, ends, memory; those of a soak without a crash have names of their own."""
+    no, title = ("", "The crashes") if soaked.crashes else ("no-", "The same without a crash")
     return [
-        Result("crashes", "The crashes", _finding(soaked), _crash_rows(soaked), _picture(soaked)),
-        Result("crash-ends", "How the requests ended", "By kind of request, and by end.", _end_rows(soaked)),
+        Result(f"{no}crashes", title, _finding(soaked), _crash_rows(soaked), _picture(soaked)),
+        Result(f"{no}crash-ends", "How the requests ended", "By kind of request, and by end.", _end_rows(soaked)),
         Result(
-            "crash-memory",
+            f"{no}crash-memory",
             "What the processes hold",
             "A process that was started again is compared with the first one of its name at the same ages; one that "
             "has lived all the time, with itself after the warm-up. So is the largest growth within a life, of those "
@@ -176,7 +177,7 @@ def _crash_rows(soaked: Crashed) -> list[Row]:
             "next_good_answer_s": round(crash.back_s, 1),
         }
         for crash in soaked.crashes
-    ]
+    ] or [{"process": "none"}]
 
 
 def _end_rows(soaked: Crashed) -> list[Row]:

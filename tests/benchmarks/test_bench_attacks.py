@@ -120,6 +120,11 @@ def test_processes_are_compared_at_equal_ages() -> None:
     assert [row["growth_within_a_life"] for row in memory.rows] == [25, 0, 0]  # behind a warm-up of 20 samples
 
 
+def test_a_soak_without_a_crash_has_a_table_of_its_own() -> None:
+    calm = results(_soaked(crashes=[]))[0]
+    assert (calm.name, calm.rows) == ("no-crashes", [{"process": "none"}])
+
+
 def test_what_is_lost_or_left_is_a_fault() -> None:
     wrong = _soaked(wrong=[{}], books="5 blocks are free", stop_s=40.0, exit_code=1, left_behind=["tokenizer"])
     assert faults(wrong) == [

@@ -11,57 +11,44 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import httpx
 
 from benchmarks.faults.openai import model_name, streamed_completion
-from benchmarks.faults.served import VICTIMS, Served, serving
+from benchmarks.faults.served import VICTIMS, Served, demo_with, serving
 from benchmarks.result import Result, Row
-from inflight.client import AsyncClient, AsyncHttpClient, Completion, GenerateOptions, Retry, Timeouts
+from benchmarks.resume_asks import GREEDY, HTTP, OPENAI, PROTOCOLS, SAMPLED, Ask, make_asks
+from inflight.addresses import read_directly
+from inflight.client import AsyncClient, AsyncHttpClient, Completion, Retry, Timeouts
 from inflight.errors import EngineFailure, InflightError
 from inflight.serve.server import free_ports
 
 ONE, REPLICAS = "one server", "two replicas"
-GRPC, HTTP, OPENAI = PROTOCOLS = ("gRPC", "HTTP", "OpenAI")
-GREEDY, SAMPLED = "greedy", "sampled"
 _WAVES = 4
 """How many waves of streams run in each setting, one after the other, each all at once: a batch has room for one."""
 _KILLS = (2, 1, 1, 1)
-"""How often the one server is killed in each wave, and the replicas in each twice: no stream may meet more than three
-breaks, and no server is started more than six times in a row."""
+"""How often the one server is killed in each wave; each replica is killed once in each. No stream may meet more than
+three breaks, and no server is started more than six times in a row."""
 _FIRST, _LATER = (0.02, 0.25), (0.25, 0.9)
 """Between which shares of a wave's tokens each server is killed first, and when again."""
 _TRIES = 3
 _READY_S = 300.0
 _PATIENT = Retry(resume=True, longest_outage=300.0)  # of whatever machine
 _UNLIMITED = Timeouts(None, None, None)
-_PROMPTS = (
-    "What is in-flight batching?",
-    "Erzähle von Zügen, Bücherwürmern und süßen Äpfeln.",
-    "請用繁體中文解釋什麼是分頁式快取。",
-    "Объясни, что такое токен 🙂🚂",
-    "شرح الذاكرة المؤقتة",
-    "नमस्ते, कैश क्या है?",
-)
-_FEATURES: tuple[GenerateOptions, ...] = (
-    GenerateOptions(),
-    GenerateOptions(return_log_probs=True, num_top_log_probs=3),
-    GenerateOptions(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25, return_log_probs=True),
-    GenerateOptions(stop_words=["zq", " the end", "\n\n\n"], min_tokens=40),
-    GenerateOptions(num_return_sequences=2, return_log_probs=True),
-    GenerateOptions(bad_words=["e"], top_k=40, min_tokens=60, ignore_eos=None),
-)
+_WAITS = {"engine_wait_s": 300}
+"""So long a gateway waits for its engine, of whatever machine too."""
+_RESUMED = re.compile(r'^inflight_gateway_resumed_total\{outcome="resumed"\} (\S+)$', re.MULTILINE)
 _HAPROXY = """
 global
   maxconn 4096
@@ -94,71 +81,6 @@ _COMPARED = ("text", "token_ids", "log_probs", "cum_log_prob", "top_log_probs", 
 
 
 @dataclass
-class Ask:
-    """One stream: what is asked, and what came of it."""
-
-    number: int
-    options: GenerateOptions
-    answer: Completion | None = None
-    began: bool = False
-    """Whether tokens of it have come."""
-    over: bool = False
-    """Whether it has come to its end."""
-    breaks: int = 0
-    """How often it was broken while it ran; of OpenAI's streams, how often their engine was killed then."""
-    error: str = ""
-
-    @property
-    def whole(self) -> bool:
-        """Whether its answer came in one run."""
-        return self.answer is not None and not self.breaks
-
-    @property
-    def prompt(self) -> str:
-        return _PROMPTS[self.number % len(_PROMPTS)]
-
-    @property
-    def protocol(self) -> str:
-        return PROTOCOLS[self.number // len(_PROMPTS) % len(PROTOCOLS)]
-
-    @property
-    def sampling(self) -> str:
-        return SAMPLED if self.options.temperature else GREEDY
-
-    def place(self, servers: int) -> int:
-        """Return which of so many servers has the gateway that it asks, if it is one of OpenAI's."""
-        return self.number % servers
-
-    def body(self, model: str) -> dict[str, Any]:
-        """Return it as a request of OpenAI's API."""
-        options = self.options
-        fields = {
-            "max_tokens": options.max_tokens,
-            "min_tokens": options.min_tokens,
-            "ignore_eos": options.ignore_eos,
-            "temperature": options.temperature or 0.0,
-            "top_p": options.top_p,
-            "top_k": options.top_k,
-            "seed": options.seed,
-            "n": options.num_return_sequences,
-            "stop": options.stop_words,
-            "bad_words": options.bad_words,
-            "repetition_penalty": options.repetition_penalty,
-            "presence_penalty": options.presence_penalty,
-            "frequency_penalty": options.frequency_penalty,
-            "logprobs": (options.num_top_log_probs or 0) if options.return_log_probs else None,
-        }
-        asked = {name: value for name, value in fields.items() if value is not None}
-        return {"model": model, "prompt": self.prompt, **asked}
-
-    def unbroken(self) -> Ask:
-        """Return the request that gives the same answer: with the seed that the server has told, if it chose one."""
-        if self.answer is None or self.answer.used_seed is None or self.options.seed is not None:
-            return Ask(self.number, self.options)
-        return Ask(self.number, replace(self.options, seed=self.answer.used_seed))
-
-
-@dataclass
 class _Tokens:
     """How many tokens have come of all streams, for those who wait for some."""
 
@@ -171,30 +93,9 @@ class _Tokens:
 
     async def reach(self, count: int, asks: Sequence[Ask]) -> None:
         """Wait until so many tokens have come, and some of each of the streams."""
-        while self.count < count or not all(ask.began for ask in asks):
+        while self.count < count or not all(ask.began or ask.over for ask in asks):
             self.changed.clear()
             await self.changed.wait()
-
-
-def make_asks(first: int, count: int, seed: int) -> list[Ask]:
-    """Return so many streams, chosen by the seed; ``first`` is the number of the first."""
-    rng = random.Random(f"{seed} {first}")
-    asks = []
-    for number in range(first, first + count):
-        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(200, 600))
-        options = replace(options, return_num_input_tokens=True, return_num_output_tokens=True)
-        if options.stop_words is None and rng.random() < 0.9:
-            options = replace(options, ignore_eos=True)
-        kind = number % 3  # greedy, sampled by a seed, and by one that the server chooses
-        if kind:
-            options = replace(options, temperature=rng.choice([0.7, 1.0, 1.3]), top_p=rng.choice([0.9, None]))
-        ask = Ask(number, options)
-        if kind == 1 or (kind == 2 and ask.protocol == OPENAI):  # an answer of OpenAI's does not tell its seed
-            ask.options = replace(options, seed=rng.getrandbits(64))
-        elif kind == 2:
-            ask.options = replace(options, num_return_sequences=None)  # each of several has a seed of its own
-        asks.append(ask)
-    return asks
 
 
 @dataclass(frozen=True)
@@ -243,6 +144,7 @@ async def _run(asks: Sequence[Ask], servers: Servers, tokens: _Tokens, over: asy
         except (InflightError, httpx.HTTPError) as error:
             ask.error = f"{type(error).__name__}: {error}"
         ask.over = True
+        tokens.changed.set()
 
     await asyncio.gather(*map(one, asks))
     over.set()
@@ -259,10 +161,13 @@ async def _killing(
     for share in sorted(shares):
         place = len(killed) % count
         victim, serve = next(servers.victims), servers.all[place]
-        process, starts = serve.process_of(victim), serve.starts  # before: it takes a moment, in which tokens come
+        # It takes a moment to find the process, in which tokens would come.
+        process, starts = serve.process_of(victim), serve.starts
         await _first(tokens.reach(int(share * expected), asks), over.wait())
         if over.is_set():
             break
+        if serve.starts != starts:  # Triton has aborted by itself
+            process, starts = serve.process_of(victim), serve.starts
         os.kill(process, signal.SIGKILL)
         killed.append(victim)
         for ask in asks:
@@ -312,6 +217,8 @@ class Wave:
     asks: Sequence[Ask]
     unbroken: Sequence[Ask]
     killed: Sequence[str]
+    resumed: int
+    """How often the gateways say that they have resumed one of OpenAI's."""
 
     def row(self, setting: str, protocol: str, sampling: str) -> Row:
         """Return a row about the streams of one protocol that are greedy, or sampled."""
@@ -343,22 +250,31 @@ def _differ(pair: tuple[list[Completion], list[Completion]], name: str) -> bool:
 async def _wave(asks: Sequence[Ask], servers: Servers, kills: int, seed: int) -> Wave:
     """Break the streams, and then ask the same without."""
     await asyncio.gather(*map(_until_ready, servers.all))
+    before = _resumed(servers.all)
     tokens, over = _Tokens(), asyncio.Event()
     rng = random.Random(f"{seed} {asks[0].number}")
     _, killed = await asyncio.gather(
         _run(asks, servers, tokens, over), _killing(asks, servers, kills, tokens, over, rng)
     )
+    resumed = int(_resumed(servers.all) - before)
     await _until_ready(servers.all[0])
     unbroken = [ask.unbroken() for ask in asks]
     for _ in range(_TRIES):  # Triton aborts by itself where a machine stands still for a second
-        starts = servers.all[0].starts
+        before = _resumed(servers.all[:1])
         again = [ask for ask in unbroken if not ask.whole]
         await _run(again, servers.one(), _Tokens(), asyncio.Event())
-        for ask in again:  # the gateway does not say that it has resumed one
-            ask.breaks += ask.protocol == OPENAI and servers.all[0].starts != starts
+        for ask in again:
+            if ask.protocol == OPENAI:
+                ask.breaks = int(_resumed(servers.all[:1]) - before)
     if not all(ask.whole for ask in unbroken):
         raise EngineFailure("streams broke that nobody had killed a server under; their answers are no references")
-    return Wave(asks, unbroken, killed)
+    return Wave(asks, unbroken, killed, resumed)
+
+
+def _resumed(serves: Sequence[Served]) -> float:
+    """Return how often the gateways of the servers have resumed a stream so far."""
+    pages = (read_directly(f"http://{serve.gateway}/metrics", timeout_s=60).decode() for serve in serves)
+    return sum(float(count) for page in pages for count in _RESUMED.findall(page))
 
 
 async def _until_ready(serve: Served) -> None:
@@ -382,7 +298,8 @@ def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> list[Wave]:
     waves = []
     victims = cycle(random.Random(f"{seed} {setting}").sample(VICTIMS, len(VICTIMS)))
     with ExitStack() as stack:
-        serves = [stack.enter_context(serving()) for _ in range(1 if setting == ONE else 2)]
+        folder = demo_with(Path(stack.enter_context(TemporaryDirectory())) / "demo", gateway=_WAITS)
+        serves = [stack.enter_context(serving(deployment=folder)) for _ in range(1 if setting == ONE else 2)]
         grpc, http = serves[0].grpc, serves[0].http
         if setting == REPLICAS:
             grpc, http = stack.enter_context(_proxied(serves))
@@ -406,13 +323,14 @@ def measure_resume(streams: int, seed: int, say: Callable[[str], object]) -> Res
         both = list(threads.map(lambda setting: break_streams(setting, settings[setting], seed), settings))
     rows: list[Row] = []
     killed: dict[str, list[str]] = {}
+    resumed = sum(wave.resumed for waves in both for wave in waves)
     for setting, waves in zip(settings, both, strict=True):
         for ask in (ask for wave in waves for ask in wave.asks if ask.error):
             say(f"{setting}: stream {ask.number} has no end: {ask.error}")
         killed[setting] = [victim for wave in waves for victim in wave.killed]
         for protocol, sampling in product(PROTOCOLS, (GREEDY, SAMPLED)):
             rows.append(_total([wave.row(setting, protocol, sampling) for wave in waves]))
-    return Result("resume", "Streams that go on", _finding(rows, killed), rows)
+    return Result("resume", "Streams that go on", _finding(rows, killed, resumed), rows)
 
 
 def _total(rows: Sequence[Row]) -> Row:
@@ -423,7 +341,7 @@ def _total(rows: Sequence[Row]) -> Row:
     }
 
 
-def _finding(rows: Sequence[Row], killed: Mapping[str, Sequence[str]]) -> str:
+def _finding(rows: Sequence[Row], killed: Mapping[str, Sequence[str]], resumed: int) -> str:
     def sum_of(name: str) -> int:
         return sum(int(row[name]) for row in rows)
 
@@ -439,7 +357,8 @@ def _finding(rows: Sequence[Row], killed: Mapping[str, Sequence[str]]) -> str:
         f"{sum_of('streams')} streams, up to {together} at a time, from `inflight serve` with the demo: to clients of "
         "gRPC and HTTP with `Retry(resume=True)`, for which two replicas are behind HAProxy, and over OpenAI's API, "
         "where the gateway of each server resumes them. Meanwhile processes were killed by SIGKILL: "
-        f"{kills}. {broken} streams went on, after {breaks} breaks, and {errors} ended with an error. Each answer, of "
+        f"{kills}. {broken} streams went on, after {breaks} breaks, and {errors} ended with an error. (A break of one "
+        f"of OpenAI's is a kill of its engine while it ran; the gateways have resumed {resumed}.) Each answer, of "
         f"{sum_of('tokens')} tokens in all, was compared with an unbroken run of the same request and seed (where the "
         f"server chose the seed, the one that it told): there were {others} differences in text, token ids, log-probs, "
         "sums of them, likeliest tokens, usage or finish reasons."

@@ -178,7 +178,7 @@ def quality_drift(
 
 
 def resume(
-    streams: Annotated[int, typer.Option(min=1, help="Streams in all.")] = 200,
+    streams: Annotated[int, typer.Option(min=1, max=200, help="Streams in all; the batch has room for so many.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests and of what is killed when.")] = 0,
     output: Output = None,
 ) -> None:

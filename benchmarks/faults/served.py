@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 import yaml
@@ -31,6 +32,7 @@ _WORDS = {TRITON: "tritonserver", GATEWAY: "inflight.gateway", DOOR: "envoy"} | 
 _ORDER = (*STAGES, GATEWAY, DOOR, TRITON)
 _QUESTIONERS = 2
 """Sequences that have room beside the streams, so that a question does not wait for one of them to end."""
+_FILE = "deployment.yaml"
 _AGAIN_S = 0.1
 """The pause of both compose and systemd before they start a service again."""
 _END_S = 60.0
@@ -122,12 +124,17 @@ class Served:
 
 @contextmanager
 def serving(
-    place: Place | None = None, environment: Mapping[str, str] | None = None, *, behind_a_door: bool = False
+    place: Place | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    deployment: Path | None = None,
+    behind_a_door: bool = False,
 ) -> Iterator[Served]:
     """Serve the demo on free ports; at the end it is stopped, if it runs still.
 
     Args:
         place: where; without one it has this process's files and no door, and is not started again.
+        deployment: what is served without a place; None: the demo without its gateway.
         environment: variables that it has beside this process's.
         behind_a_door: whether another door stands before its own.
     """
@@ -136,7 +143,10 @@ def serving(
     with TemporaryDirectory(prefix="inflight-served-") as folder:
         command = [str(Path(sys.executable).with_name("inflight")), "serve"]
         command += [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
-        command += ["--no-door"] if place is None else ["--door", f"{KEPT}/demo"]
+        if place is not None:
+            command += ["--door", f"{KEPT}/demo"]
+        else:
+            command += ["--no-door", "--no-gateway" if deployment is None else str(deployment)]
         state = folder if place is None else f"{KEPT}/state"
         command += ["--behind-a-door"] if behind_a_door else []
         if place is not None:
@@ -156,9 +166,16 @@ def serving(
 
 def _lay_out(place: Place) -> None:
     """Put the deployment, with room for questions, and a right clock into the place."""
-    folder = shutil.copytree(DEMO, place.path(f"{KEPT}/demo"), dirs_exist_ok=True)
-    deployment = folder / "deployment.yaml"
-    settings = yaml.safe_load(deployment.read_text())
-    settings["batching"]["max_batch_size"] += _QUESTIONERS
-    deployment.write_text(yaml.safe_dump(settings))
+    room = yaml.safe_load((DEMO / _FILE).read_text())["batching"]["max_batch_size"] + _QUESTIONERS
+    demo_with(place.path(f"{KEPT}/demo"), batching={"max_batch_size": room})
     place.path(CLOCK).write_bytes(bytes(8))
+
+
+def demo_with(folder: Path, **sections: Mapping[str, Any]) -> Path:
+    """Copy the demo to a folder, change keys in sections of its deployment, and return the folder."""
+    deployment = shutil.copytree(DEMO, folder, dirs_exist_ok=True) / _FILE
+    settings = yaml.safe_load(deployment.read_text())
+    for name, keys in sections.items():
+        settings[name] = {**settings.get(name, {}), **keys}
+    deployment.write_text(yaml.safe_dump(settings))
+    return folder

@@ -72,7 +72,7 @@ class Siege:
     tracebacks: int = 0
     """In the logs, of this time."""
     door: bool = False
-    """Whether the server is behind a door."""
+    """Whether the requests are sent to a door."""
 
     @property
     def requests(self) -> int:
@@ -112,7 +112,7 @@ def besiege(places: Places, requests: int, seed: int, first: int, say: Callable[
         EngineFailure: a process of the server ended.
     """
     target, lock = Target(places), threading.Lock()
-    siege = Siege(door=target.has_door)
+    siege = Siege(door=target.is_door)
     model = _model_of(places.gateway) if places.gateway else ""
     channel = grpc.insecure_channel(places.grpc.place, options=[("grpc.max_send_message_length", -1)])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.server_soak.processes import shared_by
+from benchmarks.server_soak.processes import DOOR_PROGRAM, shared_by
 from inflight.addresses import is_loopback, read_directly
 from inflight.client.transport import Address, parse_address
 from inflight.errors import EngineFailure, InvalidRequest
@@ -75,6 +75,8 @@ class Target:
             for one in psutil.net_connections("tcp")
             if one.status == psutil.CONN_LISTEN and one.laddr.port in wanted and one.pid
         }
+        self.is_door = all(psutil.Process(pid).name() == DOOR_PROGRAM for pid in listens)
+        """Whether all that listens there is the door."""
         if not listens:
             raise EngineFailure(f"no process of this user listens on {places.http.place}")
         roots = {_root(psutil.Process(pid)) for pid in listens}
@@ -82,11 +84,6 @@ class Target:
         self._processes = sorted(family, key=lambda one: one.pid)
         self._logs = {log for one in self._processes if (log := _log_of(one)) is not None}
         self._told = self._tracebacks()
-
-    @property
-    def has_door(self) -> bool:
-        """Whether one of the processes is the door."""
-        return any(one.name() == "envoy" for one in self._processes)
 
     def gone(self) -> list[int]:
         """Return the processes that have ended since the beginning; another one with the same id is none of them."""

@@ -30,7 +30,7 @@ _NAMES = {
     SUPERVISOR: "inflight serve",
 }
 _SHARED = "/dev/shm"
-"""What the processes have there, beside them."""
+"""A row of its own: the files there that the processes have mapped."""
 _MOST_FILES = 50
 """How many descriptors more a process may have than one of its age had before: connections come and go."""
 _MOST_SHARED_MIB = 64
@@ -145,8 +145,8 @@ def results(soaked: Crashed) -> list[Result]:
             f"{no}crash-memory",
             "What the processes hold",
             "A process that was started again is compared with the first one of its name at the same ages; one that "
-            "has lived all the time, with itself after the warm-up. So is the largest growth within a life, of those "
-            "that lived for long. Shared memory has the lives of Triton.",
+            "has lived all the time, with itself after the warm-up. The growth within a life is the largest of all "
+            "long lives, after the warm-up. Shared memory is compared at the same ages of Triton.",
             _memory_rows(soaked),
         ),
     ]
@@ -155,7 +155,8 @@ def results(soaked: Crashed) -> list[Result]:
 def _finding(soaked: Crashed) -> str:
     typed, left, wrong = (_total(soaked, how) for how in (TYPED, LEFT, WRONG))
     found = faults(soaked)
-    verdict = f"Faults: {'; '.join(found)}." if found else "Nothing grows from life to life, and nothing is lost."
+    grows = "from life to life" if soaked.crashes else "after the warm-up"
+    verdict = f"Faults: {'; '.join(found)}." if found else f"Nothing grows {grows}, and nothing is lost."
     return (
         f"{soaked.seconds / 60:.0f} minutes at {SHARE:.0%} of the knee of {soaked.knee:.1f} requests/s, with "
         f"{len(soaked.crashes)} crashes: each of {soaked.requests:,} requests ended once. {left:,} were left by their "

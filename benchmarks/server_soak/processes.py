@@ -14,6 +14,7 @@ from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 
 SERVER, GATEWAY, DOOR, SUPERVISOR = "triton", "gateway", "door", "supervisor"
 STAGES = (TOKENIZER, ENGINE, DETOKENIZER)
+DOOR_PROGRAM = "envoy"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def family(root: int) -> Iterator[tuple[str, psutil.Process]]:
 def _name(process: psutil.Process) -> str:
     """Return what a process is; "" where it is none of ours, or has become none yet."""
     words = process.cmdline()
-    if process.name() in ("tritonserver", "envoy"):
+    if process.name() in ("tritonserver", DOOR_PROGRAM):
         return SERVER if process.name() == "tritonserver" else DOOR
     if "inflight.gateway" in words:
         return GATEWAY

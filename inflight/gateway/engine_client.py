@@ -31,7 +31,7 @@ from inflight.text.preprocess import word_lists
 _CONNECT_TIMEOUT_S = 2.0
 _STOP_TIMEOUT_S = 5.0
 _AHEAD = 8
-"""Answers of a call that are read before they are asked for; gRPC holds the rest back."""
+"""Answers of a call that wait for a reader; one more is read, and gRPC holds the rest back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,8 @@ class _Call:
 
     def __init__(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         self._call = call
-        self._answers: asyncio.Queue[pb.ModelStreamInferResponse | BaseException | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        """Answers, and at last gRPC's EOF or the error that the call ended with."""
         self._room = asyncio.Semaphore(_AHEAD)
         self._drains = False
         self._reading = asyncio.create_task(self._keep_reading())
@@ -215,35 +216,47 @@ class _Call:
         return self._reading.done()
 
     async def read(self) -> pb.ModelStreamInferResponse | None:
-        """Return the next answer; None: there is none. Raises AioRpcError: the call has ended with an error."""
+        """Return the next answer; None: there is none.
+
+        Raises:
+            AioRpcError: the call has ended with an error.
+            EngineFailure: the answer is no message.
+        """
         answer = await self._answers.get()
-        if isinstance(answer, pb.ModelStreamInferResponse):
-            self._room.release()
-            return answer
-        if answer is not None:
+        self._room.release()
+        if answer is grpc.aio.EOF:
+            return None
+        if isinstance(answer, BaseException):
             raise answer
-        return None
+        if not isinstance(answer, pb.ModelStreamInferResponse):
+            raise EngineFailure("an answer of the engine cannot be parsed")
+        return answer
 
     async def drain(self) -> None:
         """Read what still comes, for nobody, until the call ends in whatever way."""
-        self._drains = True
-        self._room.release()  # the reading may wait for room
+        self._keep_nothing()
         await asyncio.wait([self._reading])
 
     def cancel(self) -> None:
         """Cancel the call, if it has not ended."""
+        self._keep_nothing()
         self._call.cancel()
 
+    def _keep_nothing(self) -> None:
+        self._drains = True
+        self._room.release()  # the reading may wait for room
+
     async def _keep_reading(self) -> None:
-        """Hand on what comes, and what it ends with, of which an error is for who reads."""
+        """Put each answer into the queue, and at last the end of the call."""
         try:
             while (answer := await self._call.read()) is not grpc.aio.EOF:
                 if not self._drains:
                     await self._room.acquire()
                     self._answers.put_nowait(answer)
-            self._answers.put_nowait(None)
+            self._answers.put_nowait(answer)
         except (Exception, asyncio.CancelledError) as error:
             self._answers.put_nowait(error)
+            self._call.cancel()  # where this task was cancelled, the call may go on
 
 
 def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:

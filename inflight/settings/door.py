@@ -168,7 +168,9 @@ class DoorSettings(Section):
     max_connections: int = Field(4096, ge=1, description="connections at once; one more is closed")
     max_streams: int = Field(1024, ge=1, description="requests at once of one connection of HTTP/2")
     max_memory_bytes: int = Field(
-        1 << 30, ge=64 << 20, description="Envoy's own memory; near it, requests are refused and the largest are ended"
+        1 << 30,
+        ge=64 << 20,
+        description="Envoy's own memory; near it, new requests are refused, and those that hold much of it are ended",
     )
     idle_timeout_s: Seconds = Field(300, description="a connection without a request for so long is closed")
     header_timeout_s: Seconds = Field(30, description="seconds that a request's headers may take")

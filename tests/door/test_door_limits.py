@@ -194,23 +194,28 @@ def test_floods_of_http2_end_their_connection_and_nothing_else(plain: Door, floo
     assert plain.process.process.pid == process
 
 
-def test_bodies_that_fill_its_memory_are_ended_and_others_are_served_again() -> None:
+@pytest.mark.parametrize(("more", "idle_s"), [(b"x", 3600), (b"", 1)], ids=["more comes", "nothing moves"])
+def test_bodies_that_fill_its_memory_are_ended_and_others_are_served_again(
+    more: bytes, idle_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A body reaches the server whole, so the door keeps it until its end comes; eight are twice what it may hold."""
-    most = 64 << 20
+    monkeypatch.setattr("inflight.serve.envoy.bootstrap._SHORT_OF_MEMORY_IDLE_S", idle_s)
     part = b"x" * (15 << 20)
-    head = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (len(part) + 1)
-    with door(max_memory_bytes=most, max_body_bytes=16 << 20) as running, ThreadPoolExecutor(8) as threads:
-        clients = [
-            socket.create_connection(("127.0.0.1", running.port)) for _ in range(8)
-        ]  # for twice what it may hold
-
-        def send(client: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                client.sendall(head + part)
-
-        threads.map(send, clients)
-        assert wait_until(lambda: select.select(clients, [], [], 0)[0])  # one is answered or closed
+    head = b"POST /v2/models/ensemble/generate HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (2 * len(part))
+    with door(max_memory_bytes=64 << 20, max_body_bytes=32 << 20) as running, contextlib.ExitStack() as sockets:
+        clients = [sockets.enter_context(socket.create_connection(("127.0.0.1", running.port), 60)) for _ in range(8)]
+        for client in clients:  # all heads first: a door with little memory left takes no more requests
+            client.sendall(head)
         for client in clients:
-            with contextlib.suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(ConnectionError):
+                client.sendall(part)
+
+        def is_one_ended() -> bool:
+            for client in clients:
+                with contextlib.suppress(ConnectionError):
+                    client.sendall(more)
+            return bool(select.select(clients, [], [], 0)[0])
+
+        assert wait_until(is_one_ended)
+        sockets.close()
         assert wait_until(lambda: running.ask("GET", "/v2").status == 200)

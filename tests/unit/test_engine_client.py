@@ -17,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import (
     add_GRPCInferenceServiceServicer_to_server,
 )
 
-from inflight.errors import InvalidRequest
+from inflight.errors import EngineFailure, InvalidRequest
 from inflight.gateway import engine_client
 from inflight.gateway.engine_client import EngineClient, EngineDelta, GenerateRequest, tensors_of
 from inflight.gateway.errors import ApiError
@@ -177,6 +177,10 @@ class _Endless:
     def __init__(self) -> None:
         self.reads, self.is_over = 0, False
 
+    def cancel(self) -> None:
+        """End it."""
+        self.is_over = True
+
     async def read(self) -> Any:
         """Return an answer, or that there is none."""
         self.reads += 1
@@ -203,6 +207,26 @@ async def test_a_call_is_read_a_little_ahead_and_to_its_end_for_nobody() -> None
     endless.is_over = True
     await draining
     assert call.ended
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_reader_ends() -> None:
+    endless: Any = _Endless()
+    call = engine_client._Call(endless)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    call.cancel()
+    await call.drain()
+    assert call.ended
+
+
+async def test_a_message_that_cannot_be_parsed_is_no_end() -> None:
+    async def read() -> None:
+        """Return what gRPC has for such a message."""
+
+    broken: Any = SimpleNamespace(read=read, cancel=lambda: None)
+    call = engine_client._Call(broken)
+    with pytest.raises(EngineFailure, match="cannot be parsed"):
+        await call.read()
 
 
 def test_what_asks_for_nothing_is_not_sent() -> None:

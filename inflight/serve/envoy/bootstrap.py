@@ -9,12 +9,14 @@ from inflight.addresses import in_url
 from inflight.serve.envoy.clusters import clusters
 from inflight.serve.envoy.listener import listener
 from inflight.serve.envoy.routes import route_configuration
-from inflight.serve.envoy.values import Config, Upstreams, extension
+from inflight.serve.envoy.values import Config, Upstreams, extension, typed
 from inflight.settings.deployment import Deployment
 from inflight.settings.door import DoorSettings
 
 _CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
 _HEAP = "envoy.resource_monitors.fixed_heap"
+_SHORT_OF_MEMORY_IDLE_S = 10
+"""A request in which nothing moves for so long is ended where memory is short: it may hold much of it."""
 
 
 def bootstrap(
@@ -88,6 +90,12 @@ def _overload(settings: DoorSettings) -> Config:
     def action(name: str, **trigger: Config) -> Config:
         return {"name": f"envoy.overload_actions.{name}", "triggers": [{"name": _HEAP, **trigger}]}
 
+    near_its_end = {"scaling_threshold": 0.92, "saturation_threshold": 1.0}
+    shorter = typed(
+        "config.overload.v3.ScaleTimersOverloadActionConfig",
+        timer_scale_factors=[{"timer": "HTTP_DOWNSTREAM_STREAM_IDLE", "min_timeout": f"{_SHORT_OF_MEMORY_IDLE_S}s"}],
+    )
+
     return {
         "refresh_interval": "0.25s",
         "resource_monitors": [connections, heap],
@@ -95,6 +103,15 @@ def _overload(settings: DoorSettings) -> Config:
         "actions": [
             action("stop_accepting_requests", threshold={"value": 0.9}),
             action("shrink_heap", threshold={"value": 0.8}),
-            action("reset_high_memory_stream", scaled={"scaling_threshold": 0.92, "saturation_threshold": 1.0}),
+            action("reset_high_memory_stream", scaled=near_its_end),
+            {**action("reduce_timeouts", scaled=near_its_end), "typed_config": shorter},
+        ],
+        # The largest streams are found over HTTP/2 only. Over HTTP/1 each request ends of which more comes, and each in
+        # which nothing moves any more.
+        "loadshed_points": [
+            {
+                "name": "envoy.load_shed_points.http1_server_abort_dispatch",
+                "triggers": [{"name": _HEAP, "threshold": {"value": 0.95}}],
+            }
         ],
     }

@@ -98,7 +98,7 @@ def make_asks(first: int, count: int, seed: int) -> list[Ask]:
     rng = random.Random(f"{seed} {first}")
     asks = []
     for number in range(first, first + count):
-        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(200, 600))
+        options = replace(_FEATURES[rng.randrange(len(_FEATURES))], max_tokens=rng.randrange(400, 800))
         options = replace(options, return_num_input_tokens=True, return_num_output_tokens=True)
         if options.stop_words is None and rng.random() < 0.9:
             options = replace(options, ignore_eos=True)

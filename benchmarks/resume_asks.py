@@ -22,9 +22,9 @@ _FEATURES: tuple[GenerateOptions, ...] = (
     GenerateOptions(),
     GenerateOptions(return_log_probs=True, num_top_log_probs=3),
     GenerateOptions(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25, return_log_probs=True),
-    GenerateOptions(stop_words=["zq", " the end", "\n\n\n"], min_tokens=40),
+    GenerateOptions(stop_words=["zq", " the end", "\n\n\n"], min_tokens=200),
     GenerateOptions(num_return_sequences=2, return_log_probs=True),
-    GenerateOptions(bad_words=["e"], top_k=40, min_tokens=60, ignore_eos=None),
+    GenerateOptions(bad_words=["e"], top_k=40, min_tokens=200, ignore_eos=None),
 )
 
 
@@ -102,6 +102,8 @@ def make_asks(first: int, count: int, seed: int) -> list[Ask]:
         options = replace(options, return_num_input_tokens=True, return_num_output_tokens=True)
         if options.stop_words is None and rng.random() < 0.9:
             options = replace(options, ignore_eos=True)
+        elif options.min_tokens is None:  # long enough to meet a kill
+            options = replace(options, min_tokens=200)
         kind = number % 3  # greedy, sampled by a seed, and by one that the server chooses
         if kind:
             options = replace(options, temperature=rng.choice([0.7, 1.0, 1.3]), top_p=rng.choice([0.9, None]))

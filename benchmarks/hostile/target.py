@@ -75,10 +75,10 @@ class Target:
             for one in psutil.net_connections("tcp")
             if one.status == psutil.CONN_LISTEN and one.laddr.port in wanted and one.pid
         }
-        self.is_door = all(psutil.Process(pid).name() == DOOR_PROGRAM for pid in listens)
-        """Whether all that listens there is the door."""
         if not listens:
             raise EngineFailure(f"no process of this user listens on {places.http.place}")
+        self.is_door = all(psutil.Process(pid).name() == DOOR_PROGRAM for pid in listens)
+        """Whether all that listens there is the door."""
         roots = {_root(psutil.Process(pid)) for pid in listens}
         family = {one for root in roots for one in (root, *root.children(recursive=True))}
         self._processes = sorted(family, key=lambda one: one.pid)

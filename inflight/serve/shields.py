@@ -9,11 +9,15 @@
 - APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
 - The server keeps every batch that has run, to use it again. It keeps 1,000 at most otherwise, and then its dynamic
   batcher frees a batch while it holds the lock that lies in it, and writes to what is free (not mended in July 2026).
+- Where models stream, the server writes every answer on a stream of gRPC as it writes those of a model that streams. It
+  writes the others, and those for a model that it does not have, without a wait for the write before, otherwise; two
+  writes at once abort it (not mended in July 2026). So answers of the tokenizer and the detokenizer to several requests
+  on one stream come as they are ready, and no longer in the order of their requests.
 - The Python backend hands requests without a row to their stage. It forgets them otherwise: they never end, so their
   clients wait, and a stop waits for them until its deadline (not mended in July 2026).
 
-The header, ``infer``, the batches and the requests without a row are matters that no option decides, so copies of the
-server, its library and the backend run in which two texts, a number and an instruction are others.
+The header, ``infer``, the batches, the writes and the requests without a row are matters that no option decides, so
+copies of the server, its library and the backend run in which two texts, a number and a few instructions are others.
 """
 
 from __future__ import annotations
@@ -40,6 +44,12 @@ KEY = "see-server.open_apis-in-deployment.yaml"
 _HEADER = b"\0triton_grpc_error\0", b"\0TRITON_GRPC_ERROR\0"
 _INFER = b"(?:/(infer|generate|generate_stream|ready|", b"(?:/(ready|generate|generate_stream|ready|"
 """Texts in the server's binary, and what takes their place, as long: a header's name, and part of a path's pattern."""
+_WRITES = (
+    bytes.fromhex("80b8c000000000488985d8fcffff0f84d1060000"),
+    bytes.fromhex("c680c000000001488985d8fcffff660f1f440000"),
+)
+"""In the server's ``ModelStreamInferHandler::Process``, where it has read a request: ``cmpb $0, 0xc0(%rax)`` for
+``is_decoupled_``, ``mov %rax, -0x328(%rbp); je``, and with ``movb $1, 0xc0(%rax)`` and a ``nop`` for the jump."""
 _BATCHES_KEPT = bytes.fromhex("48c78780010000e8030000"), bytes.fromhex("48c78780010000ffffff7f")
 """In the server's library, where its ``RateLimiter`` is made: ``movq $1000, 0x180(%rdi)``, and with 2^31 - 1."""
 _ROWS_ASKED = bytes.fromhex("4883bd48fdffff0074ca"), bytes.fromhex("4883bd48fdffff009090")
@@ -101,16 +111,16 @@ def shielded(binary: Path, directory: Path, decoupled: bool) -> Path:
     """Return the server to run in place of ``binary``: a copy in ``directory`` without what would end it.
 
     In the copy the header's name is in capitals, which no client can send: HTTP/2 allows small letters alone (RFC 9113,
-    8.2.1). Among the paths of HTTP, ``infer`` is replaced by one that is there already. A text that ``binary`` does not
+    8.2.1). Among the paths of HTTP, ``infer`` is replaced by one that is there already. What ``binary`` does not
     have, or has more than once, is left as it is.
 
     Args:
         binary: the embedded server.
         directory: where the copy is made; programs can run from there.
-        decoupled: whether models stream; where they do not, ``infer`` over HTTP stays.
+        decoupled: whether models stream; where they do not, ``infer`` over HTTP stays, and so do the writes.
     """
     copy = Path(shutil.copyfile(binary, directory / binary.name))
-    _patch(copy, (_HEADER, _INFER) if decoupled else (_HEADER,))
+    _patch(copy, (_HEADER, _INFER, _WRITES) if decoupled else (_HEADER,))
     copy.chmod(0o755)
     return copy
 

@@ -24,6 +24,7 @@ from inflight.resources import DEMO
 from inflight.serve import shields
 from inflight.settings.deployment import load_deployment
 from tests.triton.support.servers import Running
+from tests.triton.support.tensors import grpc_inputs
 
 pytestmark = pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")
 """What is tested is before the engine."""
@@ -172,6 +173,43 @@ def test_the_header_that_crashes_the_server_is_not_known_to_it(server: Running) 
                 [answer] = stub.ModelStreamInfer(iter([request]), metadata=(("triton_grpc_error", "true"),), timeout=60)
                 assert answer.error_message.startswith("INVALID_ARGUMENT") or "in ensemble" in answer.error_message
     _still_serves(server)
+
+
+def test_one_stream_may_name_every_model(server: Running) -> None:
+    """Each request gets its own answers, and all of them; without the shield two are written at once, and it aborts."""
+    kinds = ["ensemble", "tokenizer", "nothing", "ensemble", "tokenizer"] * 5
+    values = {"text_input": "Tell me", "max_tokens": 6}
+    requests = [service_pb2.ModelInferRequest(model_name=model, id=f"{model} {n}") for n, model in enumerate(kinds)]
+    for request in requests:
+        streams = {"ignore_eos": True, "stream": True} if request.model_name == "ensemble" else {}
+        for tensor in grpc_inputs("ensemble", values | streams):
+            request.inputs.append(tensor._get_tensor())
+            request.raw_input_contents.append(tensor._get_content())
+    with Client(server.grpc) as client:
+        text = client.generate("Tell me", GenerateOptions(max_tokens=6, ignore_eos=True)).text
+    with grpc_api.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(30):
+            answers: dict[str, list[service_pb2.ModelStreamInferResponse]] = {one.id: [] for one in requests}
+            for answer in stub.ModelStreamInfer(iter(requests), timeout=60):
+                answers[answer.infer_response.id].append(answer)
+            for name, of_one in answers.items():
+                errors = {one.error_message for one in of_one}
+                if name.startswith("nothing"):
+                    assert errors == {"Request for unknown model: 'nothing' is not found"}
+                else:
+                    assert errors == {""}
+                if name.startswith("ensemble"):
+                    assert b"".join(_output(one.infer_response, "text_output") for one in of_one).decode() == text
+                else:
+                    assert len(of_one) == 1
+    _still_serves(server)
+
+
+def _output(response: service_pb2.ModelInferResponse, name: str) -> bytes:
+    """Return the string in an output of a response."""
+    [place] = [place for place, output in enumerate(response.outputs) if output.name == name]
+    return bytes(response.raw_output_contents[place][4:])  # behind its length
 
 
 def test_a_shape_that_no_memory_has_room_for_is_not_taken(server: Running) -> None:

@@ -17,6 +17,7 @@ from urllib.error import URLError
 
 from inflight.addresses import nearest_of, read_directly
 from inflight.serve.processes import ProcessState, ThreadState, in_words, look_at, look_at_threads, waits_for_machine
+from inflight.serve.stream_probe import StreamProbe
 from inflight.shared_counters import Pulse, read_pulses
 
 LIFELESS_S = 3.0
@@ -142,6 +143,9 @@ class Vitals:
             return _Process(process, None if hang_timeout_s is None else Standstill(hang_timeout_s))
 
         self._probe = _Probe(nearest_of(host), http_port, grpc_port)
+        self._streams = None if hang_timeout_s is None else StreamProbe(nearest_of(host), grpc_port)
+        self._question = _Stretch()
+        self._hang_timeout_s = hang_timeout_s or math.inf
         self._server = watched(server)
         self._stages = [(name, pulse, watched(process)) for process, (name, pulse) in read_pulses(server).items()]
         self._stop_timeout_s = math.inf if hang_timeout_s is None else stop_timeout_s
@@ -150,10 +154,14 @@ class Vitals:
 
     def __enter__(self) -> Vitals:
         self._probe.start()
+        if self._streams is not None:
+            self._streams.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._probe.end()
+        if self._streams is not None:
+            self._streams.end()
 
     def look(self) -> End | None:
         """Look at the server and its stages; return why it must be started again, or None.
@@ -171,6 +179,9 @@ class Vitals:
         if state is None or state.ended:  # a stage that has died too did so for that
             return None
         wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
+        self._question.see(None if self._streams is None else self._streams.waits_for, elapsed_s, busy=True)
+        if wrong is None and self._question.seconds >= self._hang_timeout_s:
+            wrong = f"has answered no request for {self._hang_timeout_s:g} s"
         self._closed_s = 0.0 if self._probe.listens else self._closed_s + elapsed_s
         if wrong is None and self._closed_s >= self._stop_timeout_s:
             # Triton (2.51) crashes at times when its exit timeout is over, and may wait for ever where it prints its

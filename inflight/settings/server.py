@@ -50,5 +50,6 @@ class ServerSettings(Section):
         le=3600,
         allow_inf_nan=False,
         description="a stage that waits in one step or call for so long hangs, and the server is started again; one "
-        "that computes gets ten times as long. null: whatever stands still is left alone, for debuggers",
+        "that computes gets ten times as long. So does a server whose streams answer nothing for so long. null: "
+        "whatever stands still is left alone, for debuggers",
     )

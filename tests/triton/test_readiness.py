@@ -1,10 +1,13 @@
-"""The generation that makes a server ready passes on every engine, streaming or not."""
+"""What asks whether a server serves is answered on every engine, streaming or not."""
 
 from __future__ import annotations
 
+import grpc
 import pytest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from inflight.serve.generation import generate
+from inflight.serve.stream_probe import question
 from tests.triton.support.servers import Running
 
 
@@ -16,3 +19,11 @@ def test_a_token_is_generated_where_models_stream(server: Running) -> None:
 @pytest.mark.any_engine
 def test_a_token_is_generated_where_models_answer_once(unary_server: Running) -> None:
     assert generate(unary_server.http, 180) == ""
+
+
+@pytest.mark.any_engine
+def test_the_question_whether_streams_are_answered_has_no_error(server: Running, unary_server: Running) -> None:
+    for address in (server.grpc, unary_server.grpc):
+        with grpc.insecure_channel(address) as channel:
+            answers = GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([question()]), timeout=180)
+            assert [answer.error_message for answer in answers if answer.error_message] == []

@@ -114,7 +114,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "uvicorn",
     },
     "hub": {"httpx", "psutil", "pydantic", "rich", "typer"},
-    "serve": {"typer", "rich", "yaml", "pydantic"},
+    "serve": {"grpc", "pydantic", "rich", "tritonclient", "typer", "yaml"},
     "trtllm": {"numpy", "tensorrt_llm"},
     "report": {"jinja2", "matplotlib", "numpy", "rich", "typer"},
     "export": {

@@ -143,9 +143,7 @@ class Vitals:
             return _Process(process, None if hang_timeout_s is None else Standstill(hang_timeout_s))
 
         self._probe = _Probe(nearest_of(host), http_port, grpc_port)
-        self._streams = None if hang_timeout_s is None else StreamProbe(nearest_of(host), grpc_port)
-        self._question = _Stretch()
-        self._hang_timeout_s = hang_timeout_s or math.inf
+        self._streams = None if hang_timeout_s is None else StreamProbe(nearest_of(host), grpc_port, hang_timeout_s)
         self._server = watched(server)
         self._stages = [(name, pulse, watched(process)) for process, (name, pulse) in read_pulses(server).items()]
         self._stop_timeout_s = math.inf if hang_timeout_s is None else stop_timeout_s
@@ -179,9 +177,8 @@ class Vitals:
         if state is None or state.ended:  # a stage that has died too did so for that
             return None
         wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
-        self._question.see(None if self._streams is None else self._streams.waits_for, elapsed_s, busy=True)
-        if wrong is None and self._question.seconds >= self._hang_timeout_s:
-            wrong = f"has answered no request for {self._hang_timeout_s:g} s"
+        if self._streams is not None:
+            wrong = self._streams.look(elapsed_s) or wrong
         self._closed_s = 0.0 if self._probe.listens else self._closed_s + elapsed_s
         if wrong is None and self._closed_s >= self._stop_timeout_s:
             # Triton (2.51) crashes at times when its exit timeout is over, and may wait for ever where it prints its

@@ -49,7 +49,7 @@ class ServerSettings(Section):
         ge=5,
         le=3600,
         allow_inf_nan=False,
-        description="a stage that waits in one step or call for so long hangs, and the server is started again; one "
-        "that computes gets ten times as long. So does a server whose streams answer nothing for so long. null: "
-        "whatever stands still is left alone, for debuggers",
+        description="a stage that waits in one step or call for so long hangs, and so does a server that answers "
+        "nothing on its streams for so long; the server is started again. A stage that computes gets ten times as "
+        "long. null: whatever stands still is left alone, for debuggers",
     )

@@ -22,8 +22,8 @@ def test_a_token_is_generated_where_models_answer_once(unary_server: Running) ->
 
 
 @pytest.mark.any_engine
-def test_the_question_whether_streams_are_answered_has_no_error(server: Running, unary_server: Running) -> None:
+def test_the_question_whether_streams_are_answered_is_refused_at_once(server: Running, unary_server: Running) -> None:
     for address in (server.grpc, unary_server.grpc):
         with grpc.insecure_channel(address) as channel:
-            answers = GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([question()]), timeout=180)
-            assert [answer.error_message for answer in answers if answer.error_message] == []
+            [answer] = GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([question()]), timeout=180)
+            assert answer.error_message.startswith("Request for unknown model")

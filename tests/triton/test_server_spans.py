@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,8 @@ def _run_late(client: Client, name: str) -> bool:
 
     The deadline is far shorter than the fastest machine takes for all tokens, and a slow one has no token by then.
     """
-    late = GenerateOptions(max_tokens=1900, ignore_eos=True, deadline_ms=100)
     try:
-        assert client.generate("Tell me", late, request_id=name).finish_reason == "deadline"
+        assert client.generate("Tell me", replace(LONG, deadline_ms=100), request_id=name).finish_reason == "deadline"
     except errors.DeadlineExceeded:
         return True
     return False

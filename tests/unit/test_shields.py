@@ -78,13 +78,14 @@ def test_the_copy_of_the_server_lacks_what_would_end_it(tmp_path: Path, decouple
     binary, directory = tmp_path / "tritonserver", tmp_path / "run"
     directory.mkdir()
     header, path = b"\0triton_grpc_error\0", b"(?:/(infer|generate|generate_stream|ready|config))"
-    asks = bytes.fromhex("80b8c000000000488985d8fcffff0f84d1060000")
+    asks = bytes.fromhex("80b8c000000000488985d8fcffff0f84d1060000")  # cmpb; mov; je
+    sets = bytes.fromhex("c680c000000001488985d8fcffff660f1f440000")  # movb; mov; nop
     binary.write_bytes(header + path + asks)
     copy = shields.shielded(binary, directory, decoupled)
     code = copy.read_bytes()
     assert header not in code
     assert (path in code) is not decoupled
-    assert (asks in code) is not decoupled
+    assert (asks in code, sets in code) == (not decoupled, decoupled)
     assert len(code) == len(header + path + asks)
     binary.write_bytes(b"another server")
     assert shields.shielded(binary, directory, decoupled).read_bytes() == b"another server"

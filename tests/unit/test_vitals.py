@@ -10,17 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from tritonclient.grpc.service_pb2_grpc import (
-    GRPCInferenceServiceServicer,
-    add_GRPCInferenceServiceServicer_to_server,
-)
 
-from inflight.serve import stream_probe
 from inflight.serve import vitals as vitals_module
 from inflight.serve.processes import (
     ThreadState,
@@ -269,34 +264,6 @@ def test_a_server_hangs_only_where_neither_http_nor_grpc_answers(monkeypatch: py
             hung = End("server_hung", "the server has shown no sign of life for 3 s")
             assert _end_of_this_process(silent, silent, 60) == hung
     finally:
-        lives.stop(None).wait()
-
-
-def test_a_server_that_answers_no_stream_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With this process in the server's place: it tells that it lives, and keeps a stream waiting."""
-    monkeypatch.setattr(stream_probe, "PAUSE_S", 0.1)
-    ended = threading.Event()
-
-    class Streams(GRPCInferenceServiceServicer):
-        waits = False
-
-        def ModelStreamInfer(self, request_iterator: object, context: object) -> Iterator[object]:
-            if self.waits:
-                ended.wait()
-            yield from ()
-
-    streams, lives = Streams(), grpc.server(ThreadPoolExecutor(2))
-    add_GRPCInferenceServiceServicer_to_server(streams, lives)
-    port = lives.add_insecure_port("127.0.0.1:0")
-    lives.start()
-    try:
-        assert _end_of_this_process(port, port, 3, hang_timeout_s=2) is None
-        streams.waits = True
-        assert _end_of_this_process(port, port, 3, hang_timeout_s=None) is None
-        hung = End("server_hung", "the server has answered no request for 2 s")
-        assert _end_of_this_process(port, port, 60, hang_timeout_s=2) == hung
-    finally:
-        ended.set()
         lives.stop(None).wait()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from benchmarks.faults.kinds import Fault
 from benchmarks.faults.place import Place, make_place
 from benchmarks.faults.served import Served, serving
-from benchmarks.faults.streams import WHOLE, Clients, Seen, run_all
+from benchmarks.faults.streams import WHOLE, Clients, Seen, have_all_run, start_all
 from inflight.errors import InflightError
 
 _GOOD_S, _END_S, _PAUSE_S = 120.0, 180.0, 0.3
@@ -67,7 +67,7 @@ def unbroken_texts(streams: int) -> list[str]:
     async def read(served: Served) -> Sequence[Seen]:
         async with Clients(served) as clients:
             await clients.wait_ready()
-            seen, tasks = await run_all(clients, streams)
+            seen, tasks = start_all(clients, streams)
             await asyncio.gather(*tasks)
             return seen
 
@@ -99,7 +99,7 @@ def try_fault(fault: Fault, texts: Sequence[str]) -> Outcome:
 async def _hurt(outcome: Outcome, served: Served, place: Place, texts: Sequence[str]) -> None:
     async with Clients(served) as clients:
         await clients.wait_ready()
-        streams, tasks = await run_all(clients, len(texts))
+        streams, tasks = await have_all_run(clients, len(texts))
         over = asyncio.Event()
         with ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, outcome.fault.act(served, place))

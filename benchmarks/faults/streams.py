@@ -28,6 +28,7 @@ _TEMPERATURE = 0.8
 _ASK_S, _EACH_S, _SILENCE_S = 20.0, 0.3, 120.0
 _START_S = 240.0
 _SHORT = 4
+_TRIES = 5
 _REFUSALS = (InflightError, httpx.HTTPError)
 
 
@@ -154,15 +155,28 @@ async def _first_good(ask: Callable[[], Awaitable[None]]) -> float:
         await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def run_all(clients: Clients, count: int) -> tuple[Sequence[Seen], Sequence[asyncio.Task[None]]]:
-    """Start streams, and return them when each has had a chunk.
+def start_all(clients: Clients, count: int) -> tuple[Sequence[Seen], Sequence[asyncio.Task[None]]]:
+    """Start so many streams; return what is seen of each, and its task."""
+    seen = [Seen() for _ in range(count)]
+    return seen, [asyncio.create_task(clients.run(place, one)) for place, one in enumerate(seen)]
+
+
+async def have_all_run(clients: Clients, count: int) -> tuple[Sequence[Seen], Sequence[asyncio.Task[None]]]:
+    """Start streams, and return them when each has had a chunk and none has ended.
+
+    On a machine that is far too busy one may come to its end before another has begun. Others are then started, once
+    all have ended.
 
     Raises:
-        EngineFailure: one has ended before.
+        EngineFailure: one has ended with an error, or one before the others ran each time.
     """
-    seen = [Seen() for _ in range(count)]
-    tasks = [asyncio.create_task(clients.run(place, one)) for place, one in enumerate(seen)]
-    await asyncio.gather(*(one.runs.wait() for one in seen))
-    if ended := [one.end for one in seen if one.end]:
-        raise EngineFailure(f"a stream ended before all of them ran: {ended[0]}")
-    return seen, tasks
+    for _ in range(_TRIES):
+        seen, tasks = start_all(clients, count)
+        await asyncio.gather(*(one.runs.wait() for one in seen))
+        ended = {one.end for one in seen if one.end}
+        if not ended:
+            return seen, tasks
+        await asyncio.gather(*tasks)
+        if ended != {WHOLE}:
+            break
+    raise EngineFailure(f"a stream ended before all of them ran: {', '.join(sorted(ended))}")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import subprocess
 import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from benchmarks.faults import kinds, place, report, rolling, run, streams
-from benchmarks.faults.streams import WHOLE, Seen
+from benchmarks.faults.streams import WHOLE, Clients, Seen, have_all_run
+from inflight.errors import EngineFailure
 
 _FAULT = kinds.Fault("SIGKILL", "gateway", "a new gateway", lambda *_: nullcontext(), ends_openai=True)
 _KEPT = run.Outcome(_FAULT, good_s=3.0, equal=2, errors=Counter({f"{streams.OPENAI}: ReadError": 2}), exit_code=0)
@@ -74,6 +78,37 @@ def test_a_place_has_files_and_processes_of_its_own_and_can_be_full() -> None:
         left.kill()
         left.wait()
         assert made.wait_until_empty() == {}
+
+
+class _Uneven:
+    """Clients whose first stream comes to its end before the second has begun, in the first try or in all."""
+
+    def __init__(self, tries: float, end: str = WHOLE) -> None:
+        self.tries, self.end, self.started = tries, end, 0
+
+    async def run(self, place: int, seen: Seen) -> None:
+        """Run one of two streams."""
+        self.started += 1
+        if self.started <= 2 * self.tries:
+            if place == 0:
+                seen.end = self.end
+            seen.runs.set()
+        else:
+            seen.add("text")
+            await asyncio.Event().wait()
+        seen.end = seen.end or WHOLE
+
+
+def test_streams_that_did_not_run_at_once_are_started_anew() -> None:
+    clients = _Uneven(1)
+    seen, _ = asyncio.run(have_all_run(cast(Clients, clients), 2))
+    assert ([one.text for one in seen], clients.started) == (["text", "text"], 4)
+    with pytest.raises(EngineFailure, match="before all of them ran: whole"):
+        asyncio.run(have_all_run(cast(Clients, _Uneven(math.inf)), 2))
+    broken = _Uneven(math.inf, "gRPC: EngineFailure")
+    with pytest.raises(EngineFailure, match="before all of them ran: gRPC: EngineFailure"):
+        asyncio.run(have_all_run(cast(Clients, broken), 1))
+    assert broken.started == 1
 
 
 @pytest.mark.proof

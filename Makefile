@@ -3,12 +3,14 @@ PYTHON ?= python3
 # More options of pip, e.g. PIP_FLAGS="--extra-index-url URL".
 PIP_FLAGS ?=
 export PIP_FLAGS
+# Hundreds of the tests' processes would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,door,load,build,dev
 
-.PHONY: setup serve demo engine test proofs programs check lint bench peers clients contract dashboards compile-test image-locks door-files gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test check release lint bench peers clients contract dashboards compile-test image-locks door-files gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -36,34 +38,21 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# `test` has at least one proof of every promise; `proofs` has the long ones, and every property again with many more
-# examples; `programs` has programs of others. `check` is all three in one run, which collects the tests once, tries each
-# property once, with many examples, and lists the slowest at its end. Each has a worker more than there are cores, 9 at
-# most, since one of them mostly waits. What runs alone is looked for only in files with its mark: to read all of them
-# takes 20 s. ARGS are pytest's, of one run without workers.
-WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 9)))
-TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder -n $(WORKERS)
-ALONE = $(BIN)/pytest -m alone $$(grep -rl "mark\.alone" tests --include=*.py)
+# `test` has at least one proof of every promise. `check` has the tests and the long proofs that the change can reach:
+# BASE=REV says since when, and tests/runner/base.py what counts without it. `release` has everything, and writes down
+# that it passed and how long each test took. ARGS are pytest's, of one process, instead of all that.
+RUN = $(BIN)/python -m tests.runner
 test:
 	$(SETUP) $(EVERYTHING)
-	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(TOGETHER) -m "not proof and not programs")
-
-proofs check: export HYPOTHESIS_PROFILE ?= full
-proofs:
-	$(SETUP) $(EVERYTHING)
-	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
-	$(TOGETHER) -m "(proof or property) and not alone and not programs" || status=1; \
-	$(ALONE) || status=1; \
-	exit $$status)
+	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(RUN) test)
 
 check:
 	$(SETUP) $(EVERYTHING)
-	@status=0; $(TOGETHER) --durations=40 -m "not alone" || status=1; $(ALONE) || status=1; exit $$status
+	@$(RUN) check $(if $(BASE),--base $(BASE))
 
-# The gateway under programs of others, which come from the package registries.
-programs:
+release:
 	$(SETUP) $(EVERYTHING)
-	@$(BIN)/pytest -m programs tests/gateway/programs $(ARGS)
+	@$(RUN) release --record
 
 # make bench ARGS="engine --streams 8": what measures Inflight itself; make bench lists it.
 bench:

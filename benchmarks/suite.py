@@ -1,4 +1,4 @@
-"""How long Inflight's own tests take, alone or beside a neighbour that takes a core away, and which of them fail."""
+"""How long Inflight's own tests take, alone or beside a neighbour that takes the cores away, and which of them fail."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from inflight.report.provenance import provenance
 from inflight.report.table import print_table
 from inflight.resources import ROOT
 
-Verb = Literal["test", "proofs", "ci"]
-COMMANDS: dict[Verb, list[str]] = {"test": ["make", "test"], "proofs": ["make", "proofs"], "ci": [".ci/run"]}
-_SUMMARY = re.compile(r"^(?=\d+ )[\w ,]* in [\d.]+s\b", re.MULTILINE)
-_COUNT = re.compile(r"(\d+) (passed|failed|skipped|rerun|error)")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
+Verb = Literal["test", "release", "ci"]
+COMMANDS: dict[Verb, list[str]] = {"test": ["make", "test"], "release": ["make", "release"], "ci": [".ci/run"]}
+_COUNT = re.compile(r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed, (?P<skipped>\d+) skipped$", re.MULTILINE)
+_REPEATED = re.compile(r"^Tried again: (\d+)$", re.MULTILINE)
+_FAILED = re.compile(r"^FAILED (.+)$", re.MULTILINE)
 _MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
 """The environment by which one make hands its arguments to another, which are not those of the tests."""
 NEIGHBOUR = [sys.executable, str(ROOT / "tests/support/busy_neighbour.py")]
-"""What takes a core away; it says so in a line."""
+"""What takes the cores away; it says so in a line."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SuiteRun:
     minutes: float
     passed: int
     failed: int
-    """Tests that failed, and files that could not be read."""
+    """Tests that failed, files that could not be read, and processes that ended before their tests."""
     skipped: int
     repeated: int
     """Tests that were tried again because the machine was disturbed."""
@@ -64,10 +64,10 @@ class SuiteRun:
 
 
 def suite(
-    verb: Annotated[Verb, typer.Option(help="What runs the tests: make test, make proofs or .ci/run.")] = "test",
+    verb: Annotated[Verb, typer.Option(help="What runs the tests: make test, make release or .ci/run.")] = "test",
     runs: Annotated[int, typer.Option(min=1, help="How often.")] = 3,
     beside_neighbour: Annotated[
-        bool, typer.Option(help="Take a core away in bursts of a second meanwhile; that needs root.")
+        bool, typer.Option(help="Take all cores away for up to a second at a time meanwhile; that needs root.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Add the runs to those of this JSON file.")
@@ -94,7 +94,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> Suit
 
     Args:
         command: program and arguments.
-        beside_neighbour: whether ``tests/support/busy_neighbour.py`` takes the last core in bursts of a second.
+        beside_neighbour: whether ``tests/support/busy_neighbour.py`` takes all cores for up to a second at a time.
         log: where the command's output goes.
 
     Raises:
@@ -110,12 +110,12 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> Suit
     counts = count_results(said)
     return SuiteRun(
         command=" ".join(command),
-        neighbour="a core for 1 s in 2" if beside_neighbour else "none",
+        neighbour="all cores for up to 1 s at a time" if beside_neighbour else "none",
         minutes=round(seconds / 60, 2),
         passed=counts["passed"],
-        failed=counts["failed"] + counts["error"],
+        failed=counts["failed"],
         skipped=counts["skipped"],
-        repeated=counts["rerun"],
+        repeated=counts["repeated"],
         stolen_s=round(stolen, 1),
         code=done.returncode,
         failures=", ".join(dict.fromkeys(_FAILED.findall(said))),
@@ -125,19 +125,18 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> Suit
 
 
 def count_results(said: str) -> Counter[str]:
-    """Return how many tests passed, failed and so on, by all the last lines of pytest in an output."""
+    """Return how many tests passed, failed and so on, by the last lines of ``tests.runner`` in an output."""
     counts: Counter[str] = Counter()
-    for line in _SUMMARY.findall(said):
-        for number, kind in _COUNT.findall(line):
-            counts[kind] += int(number)
+    for line in _COUNT.finditer(said):
+        counts.update({kind: int(number) for kind, number in line.groupdict().items()})
+    counts["repeated"] = sum(map(int, _REPEATED.findall(said)))
     return counts
 
 
 @contextmanager
 def _neighbour() -> Iterator[None]:
-    """Let the neighbour run, from the moment at which it has the core."""
-    program = [*NEIGHBOUR, f"--core={max(os.sched_getaffinity(0))}"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as neighbour:
+    """Let the neighbour run, from the moment at which it begins to take the cores."""
+    with subprocess.Popen(NEIGHBOUR, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as neighbour:
         assert neighbour.stdout is not None
         assert neighbour.stderr is not None
         if not neighbour.stdout.readline():

@@ -3,7 +3,8 @@
     python3 native/build.py
 
 One library has the kernels of every instruction set: each lies in a file of its own, compiled for that alone, and is
-chosen when the engine starts. A library of these sources stays as it is.
+chosen when the engine starts. A library of these sources stays as it is, and what was compiled once is copied from the
+user's cache, e.g. for a second checkout.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY = SOURCES.parent / "inflight/engine/native/libinflight_step.so"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "inflight/native")
+"""Compiled libraries, by a digest of all that goes into them."""
+_KEPT = 16
 _COMPILERS = ("g++", "clang++", "c++")
 # -ffast-math would flush denormals for the whole process; -ffp-contract would let the compiler choose what is rounded.
 # Without -falign-loops a loop is up to 5 % slower or faster after a change somewhere else.
@@ -72,6 +77,9 @@ def build(
     compiler = find_compiler()
     if compiler is None:
         return f"no C++ compiler is installed ({', '.join(_COMPILERS)})"
+    kept = CACHE / f"{_digest_of_all(compiler, more, instead)}.so"
+    if _copy(kept, library):
+        return None
     with tempfile.TemporaryDirectory(prefix="inflight-native-") as folder:
 
         def compiled(source: Path) -> Path:
@@ -84,14 +92,43 @@ def build(
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 objects = list(pool.map(compiled, sorted(SOURCES.glob("*.cpp"))))
-            library.parent.mkdir(parents=True, exist_ok=True)
-            # It is moved into place at once: an engine that starts meanwhile finds a whole library, or none.
-            made = library.with_suffix(f".{os.getpid()}")
+            made = Path(folder, library.name)
             _run([compiler, *_LINK, *more, *map(str, objects), "-o", str(made)])
-            made.replace(library)
         except subprocess.CalledProcessError as error:
             return f"{compiler} failed:\n{error.stderr}"
+        if not _copy(made, library):
+            return f"{library} cannot be written"
+        _keep(made, kept)
     return None
+
+
+def _digest_of_all(compiler: str, more: tuple[str, ...], instead: Mapping[str, Path]) -> str:
+    """Return a digest of sources, options, compiler and C library."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    words = [digest(), compiler, version, *more, *platform.libc_ver()]
+    words += [f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in sorted(instead.items())]
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def _copy(source: Path, target: Path) -> bool:
+    """Copy a library into place at once: an engine that starts meanwhile finds a whole one, or none."""
+    made = target.with_suffix(f".{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, made)
+        made.replace(target)
+    except OSError:
+        with suppress(OSError):
+            made.unlink()
+        return False
+    return True
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Copy a library into the cache, and remove the oldest; a cache that cannot be written is left as it is."""
+    if CACHE.is_absolute() and _copy(made, kept):  # a user without a home has none
+        for old in sorted(CACHE.glob("*.so"), key=lambda file: -file.stat().st_mtime)[_KEPT:]:
+            old.unlink(missing_ok=True)
 
 
 def _run(command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a parallel run needs: which tests share a process, which are properties, and where kernels are interpreted.
+"""What every test needs: the marks that follow from others, what the machine did meanwhile, interpreted kernels.
 
 A failed test says what the machine did meanwhile. It is tried again, and the summary says so, in two cases: other
 guests of the host took a part of the cores, or its server or a stage has ended (Triton itself ends where it stands
@@ -24,8 +24,8 @@ _MOST_TAKEN = 0.2
 """The share of the cores' time that other guests of the host may take from a test of times; usually some hundredths."""
 _LITTLE_TAKEN = 0.05
 """The share of the same kind beyond which a failure may be the machine's."""
-_MANY_CORES = 4
-"""With fewer, all but one of pytest-xdist's processes are to compute: what mostly waits is in one of them."""
+_LEAST_TAKEN_S = 0.1
+"""Less is a tick or two of the kernel's count, which says nothing of a test that is over at once."""
 SERVER_ENDED = pytest.StashKey[bool]()
 """Whether a failed test's server, or a stage of it, has ended."""
 _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
@@ -42,17 +42,11 @@ if importlib.util.find_spec("hypothesis"):  # a GPU machine may lack it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too, and pytest the marks
+@pytest.hookimpl(tryfirst=True)  # pytest reads the marks in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together what shares fixtures or caches: the tests of a module, and those with the servers of one engine.
-
-    Proofs that mostly wait begin first, one after the other where there are few cores: all the others run
-    meanwhile, and nobody waits for them at the end.
-    """
+    """Mark properties, the proofs among them that a mark implies, and what is tried again."""
     swept: set[str] = set()
     for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
         if item.get_closest_marker("alone"):
@@ -63,21 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("proof")
             swept.add(test)
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
-    items.sort(key=lambda item: not _waits(item))
-
-
-def _waits(item: pytest.Item) -> bool:
-    return any(mark.kwargs.get("waits") for mark in item.iter_markers("proof"))
-
-
-def _group(item: pytest.Item) -> str:
-    if _waits(item) and (os.cpu_count() or 1) < _MANY_CORES:
-        return "waits"
-    call = getattr(item, "callspec", None)
-    engine = call.params.get("engine") if call else None
-    if "gateway" in getattr(item, "fixturenames", ()):
-        return "gateway"
-    return f"servers-{engine}" if engine else item.path.stem
 
 
 def _waited_s() -> dict[str, float]:
@@ -125,8 +104,8 @@ def _taken_by_others(item: pytest.Item, call: pytest.CallInfo[None]) -> str:
 def _share_taken(item: pytest.Item) -> float:
     """Return the share of the cores that other guests of the host took since the test began."""
     began, before = item.stash[_BEFORE]
-    seconds = (time.monotonic() - began) * (os.cpu_count() or 1)
-    return (psutil.cpu_times().steal - before["stolen by other guests"]) / seconds
+    taken = psutil.cpu_times().steal - before["stolen by other guests"]
+    return taken / (time.monotonic() - began) / (os.cpu_count() or 1) if taken >= _LEAST_TAKEN_S else 0.0
 
 
 def _others_disturbed(item: pytest.Item) -> bool:

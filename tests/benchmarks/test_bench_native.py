@@ -130,6 +130,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return ["native", "--model", TINY.name, *loads]
 
 
+@pytest.mark.sweep
 @needs_library
 @pytest.mark.parametrize("weights", NUMBERS)
 def test_the_command_writes_the_phases_of_each_load(weights: Number, tiny: list[str], tmp_path: Path) -> None:
@@ -295,6 +296,7 @@ def test_a_commit_that_is_not_there_or_cannot_be_built_is_named(
         commit_changes(["nowhere"], tmp_path, 2, lambda _: None)
 
 
+@pytest.mark.proof
 @needs_library
 def test_an_engine_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     cells = [Cell(2, 8, 4)]

@@ -123,6 +123,7 @@ def _children(folder: Path) -> list[int]:
     return [line["value"] for line in lines(folder / "contact.jsonl") if line.get("result") == "process"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_results_and_table_survive_the_end_of_the_call(tmp_path: Path, number: signal.Signals) -> None:
     """The machine's limit, Ctrl-C, or the line that is cut: what runs then is ended, and the table comes."""

@@ -27,6 +27,7 @@ def fail(home: Home) -> None:
     home.run("false")
 
 
+@pytest.mark.proof
 def test_an_environment_is_made_once_and_a_failed_program_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -49,6 +50,7 @@ def test_an_environment_is_made_once_and_a_failed_program_is_one_line(
     assert "'ugly' is not one of good, bad" in capsys.readouterr().err
 
 
+@pytest.mark.proof
 def test_a_process_waits_while_another_makes_the_same_environment(tmp_path: Path) -> None:
     made = Environments("make friends", tmp_path, {"good": Recipe((), (greet,))})
     code = (
@@ -66,6 +68,7 @@ def test_a_process_waits_while_another_makes_the_same_environment(tmp_path: Path
     assert made.home_of("good").python.exists()
 
 
+@pytest.mark.proof
 def test_a_registry_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [port] = free_ports(1)
     settings = {"CONFIG_FILE": os.devnull, "FIND_LINKS": "", "EXTRA_INDEX_URL": "", "NO_CACHE_DIR": "1", "RETRIES": "1"}

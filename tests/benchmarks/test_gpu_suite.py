@@ -57,6 +57,7 @@ def _pytest(folder: Path, *arguments: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.proof
 def test_a_fault_costs_one_test(tmp_path: Path) -> None:
     found = _pytest(tmp_path, "-p", "xdist", "-n", "1", "--dist", "load")
     assert sorted(found["passed"]) == [f"test_of_a_device[{number}]" for number in (0, 1, 3, 4, 5, 6, 7)]

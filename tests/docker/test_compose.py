@@ -21,7 +21,6 @@ COMMAND = re.compile(r"\bdocker[ -]compose (--profile cpu up)\b")
 
 pytestmark = [
     pytest.mark.proof(waits=True),
-    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

@@ -50,7 +50,6 @@ def _has_ubuntu() -> bool:
 
 pytestmark = [
     pytest.mark.proof(waits=True),
-    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

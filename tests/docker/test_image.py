@@ -12,7 +12,6 @@ from tests.docker.support.docker_engine import compose, has_engine, run
 
 pytestmark = [
     pytest.mark.proof(waits=True),
-    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

@@ -36,7 +36,6 @@ print(int(float(re.search(r'nv_inference_request_success\\{model="ensemble"[^}]*
 
 pytestmark = [
     pytest.mark.proof(waits=True),
-    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

@@ -58,6 +58,7 @@ def test_headers_are_bounded(plain: Door, headers: list[str]) -> None:
     assert plain.ask("GET", "/v2", *headers).status == 431
 
 
+@pytest.mark.proof
 def test_slow_clients_and_idle_connections_are_ended() -> None:
     times = {"idle_timeout_s": 0.5, "header_timeout_s": 0.5, "request_timeout_s": 1.0}
     with door(**times) as running:
@@ -165,6 +166,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "flood",
     [
@@ -194,6 +196,7 @@ def test_floods_of_http2_end_their_connection_and_nothing_else(plain: Door, floo
     assert plain.process.process.pid == process
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("more", "idle_s"), [(b"x", 3600), (b"", 1)], ids=["more comes", "nothing moves"])
 def test_bodies_that_fill_its_memory_are_ended_and_others_are_served_again(
     more: bytes, idle_s: int, monkeypatch: pytest.MonkeyPatch

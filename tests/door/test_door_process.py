@@ -164,6 +164,7 @@ def test_a_second_deployment_gets_its_share_and_sticks() -> None:
     second.close()
 
 
+@pytest.mark.proof
 def test_while_a_second_deployment_is_away_the_first_one_answers_for_it() -> None:
     second = Recorder("second")
     relay = Relay(second.address)

@@ -104,6 +104,7 @@ def test_grpc_goes_to_the_ports_that_are_named(deployment: tuple[Path, int]) -> 
     http.close()
 
 
+@pytest.mark.proof
 def test_servers_without_a_door_are_asked_by_paths_that_they_have(deployment: tuple[Path, int]) -> None:
     folder, port = deployment
     file = folder / "deployment.yaml"

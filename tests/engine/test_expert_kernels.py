@@ -55,6 +55,7 @@ def _fused(block: MoeBlock, one_tile: bool = False) -> FusedExperts:
     return FusedExperts(block, shared, one_tile)
 
 
+@pytest.mark.sweep
 @each
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 1e-2)])
 def test_a_layer_s_experts(kind: str, dtype: torch.dtype, tolerance: float) -> None:
@@ -106,6 +107,7 @@ def test_rows_are_dealt_out_in_the_order_of_tokens(tokens: int, most: int, monke
     assert (tiles[len(expected) :, 0] == -1).all()
 
 
+@pytest.mark.usefixtures("rows_are_multiplied_alike")
 def test_a_token_gets_the_same_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     block, x = _block("sigmoid", torch.float32), _inputs(30, torch.float32)
     chosen, weights = choose(block.gate(x), block.config, block.correction)

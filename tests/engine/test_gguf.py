@@ -34,6 +34,7 @@ def _check(file: GgufFile, **settings: object) -> None:
     assert [tokens for _, tokens in made] == file.likeliest(made)
 
 
+@pytest.mark.sweep
 @steps
 @pytest.mark.parametrize("name", NAMES)
 def test_architectures(name: str, cpu_step: str) -> None:

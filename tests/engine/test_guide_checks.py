@@ -79,6 +79,7 @@ def test_a_check_that_does_not_end_is_ended_and_the_next_one_works() -> None:
     assert isinstance(result_of(compiler, compiler.ask(regex("a"))), CompiledGuide), "it is tried again"
 
 
+@pytest.mark.proof
 def test_a_process_that_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the connection takes in: first of a guide, then of the tokens at the start."""
     compiler = guide_compiler()

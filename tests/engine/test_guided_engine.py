@@ -172,6 +172,7 @@ def test_no_end_before_the_guide_has_begun() -> None:
     assert output.finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.proof
 @each_row("method", ["ngram", "draft_target"])
 @each_row("candidates", [1, 3])
 def test_speculation_changes_no_token(method: str, candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +213,7 @@ def _paths(chunk: Chunk) -> list[list[int]]:
     return paths
 
 
+@pytest.mark.proof
 @each_row(
     "settings",
     [

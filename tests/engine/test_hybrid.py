@@ -55,6 +55,7 @@ def _cached(outputs: dict[int, Output]) -> list[int]:
     return [output.metrics.cached_tokens for output in outputs.values() if output.metrics]
 
 
+@pytest.mark.sweep
 @each
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str) -> None:
@@ -76,6 +77,7 @@ def test_alone_as_transformers_generates_step_by_step(name: str) -> None:
     assert run(load(checkpoint(name)), [request])[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
 
 
+@pytest.mark.sweep
 @each
 def test_log_probs_are_those_of_transformers(name: str) -> None:
     """Within 1e-4, and where rounding alone moves transformers' own, within twice that more.
@@ -101,6 +103,7 @@ def _log_probs(model: nn.Module, prompt: Sequence[int], tokens: Sequence[int]) -
     return logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5moe", "qwen3next", "qwen2moe"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_neighbours_change_no_bit(name: str, dtype: str) -> None:
@@ -123,6 +126,7 @@ def test_neighbours_change_no_bit(name: str, dtype: str) -> None:
         assert np.array_equal(alone, together)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cut", [64, 65, 100, 127, 128, 129, 191, 192, 199])
 def test_reuse_changes_no_token(cut: int) -> None:
     """A prompt, another one that departs from it, that one again, and a conversation that goes on."""
@@ -151,6 +155,7 @@ def test_a_conversation_computes_its_last_turn_alone() -> None:
         prompt = [*prompt, *output.tokens, *random_tokens(20, turn)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("snapshots", [0, 1, 2])
 def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
     engine = load(checkpoint("qwen3.5moe"), state_snapshots=snapshots, max_tokens_per_step=100)

@@ -71,6 +71,7 @@ def _hold(architecture: str, form: str) -> None:
         torch.testing.assert_close(ours.logits(TOKENS[:30]), decoded.logits(TOKENS[:30]), atol=1e-9, rtol=0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("architecture", "form"), FEW)
 def test_a_format_is_read_and_served(architecture: str, form: str) -> None:
     _hold(architecture, form)
@@ -149,6 +150,7 @@ def _plain_tokens(model: str) -> list[int]:
     return run(load(_directory(model)), [request])[request.key].tokens
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", [name for name, feature in FEATURES.items() if not feature.on_gpu])
 def test_a_feature_is_served_or_refused_in_the_words_of_the_table(name: str, model: str) -> None:

@@ -16,12 +16,11 @@ CHOSEN = (
     "or without_a_token or temperature or those_of_pytorch or however_many"
 )
 
+CHECKED = SETS if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else SETS[:1]
+"""`make check` looks at the richest instruction set of its machine, `make release` at all: each takes minutes."""
+pytestmark = [pytest.mark.proof]
 
-CHECKED = SETS[:1] if "CI" in os.environ else SETS
-"""CI looks at the richest instruction set of its machine, `make proofs` at all: each takes minutes of compiling."""
 
-
-@pytest.mark.proof
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not SETS, reason="the native step was not built")
 def test_the_kernels_are_clean(tmp_path: Path) -> None:

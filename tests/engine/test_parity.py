@@ -99,6 +99,7 @@ def test_without_reuse_and_with_one_token_per_step(name: str, cpu_step: str) -> 
     _check(name, requests, run(engine, requests))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "cpu_step"), [(name, step) for name, steps in STEPS.items() for step in steps])
 def test_scores(name: str, cpu_step: str) -> None:
     """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""

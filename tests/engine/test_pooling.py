@@ -36,6 +36,7 @@ def _expected(name: str, prompt: list[int], pooling: str) -> torch.Tensor:
     return (states[-1] if pooling == "last" else states.mean(0)).float()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_is_what_transformers_has(name: str) -> None:
     sizes = {} if name in RECURRENT else {"max_tokens_per_step": 7}

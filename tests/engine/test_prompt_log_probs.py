@@ -58,6 +58,7 @@ def _one(engine: Engine, prompt: list[int], max_tokens: int = 1, **more: Any) ->
     return run(engine, [request])[request.key]
 
 
+@pytest.mark.sweep
 @each
 def test_they_are_those_of_transformers(name: str) -> None:
     sizes = {} if name in RECURRENT else {"max_tokens_per_step": 7}

@@ -81,6 +81,7 @@ def test_published_tensors_have_the_prefix_that_the_library_writes(family: str) 
     assert found - {"mtp"} <= prefixes
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", [family for family in PUBLISHED if family not in OTHER_SIZES])
 def test_published_shapes_are_those_of_the_published_configuration(family: str) -> None:
     """The two were found apart; the model of the one, which has no memory here, has the shapes of the other."""

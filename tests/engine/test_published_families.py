@@ -53,6 +53,7 @@ def _check(family: str, prompt: list[int], output: Output) -> None:
     torch.testing.assert_close(torch.tensor(output.log_probs), chosen, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sweep
 @each
 def test_alone(family: str) -> None:
     request = ask(PROMPTS[0], COUNT, log_probs=True, ignore_eos=True)

@@ -11,6 +11,7 @@ from tests.engine.support.driving import ask, load, run
 from tests.engine.support.quantized import quantized
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_transformers(name: str) -> None:
     with torch.inference_mode():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from inflight.export.build import pipeline
 from inflight.export.build.request import BuildRequest, DataRequest
 from inflight.export.data import Source
-from inflight.export.plan import gpus
 from inflight.export.plan.plan import PlanRequest
 from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import make_checkpoint, make_data
+from tests.support.measured_once import this_machine_measured_once
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _this_machine_is_measured_once() -> Iterator[None]:
-    """It takes a second, for each plan and build on a CPU."""
-    once = functools.cache(gpus.measure_cpu)
-    with pytest.MonkeyPatch.context() as changed:
-        for module in (gpus, pipeline):
-            changed.setattr(module, "measure_cpu", once)
+    with this_machine_measured_once():
         yield
 
 

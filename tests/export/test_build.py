@@ -216,6 +216,7 @@ def test_drafts_whose_positions_tensorrt_llm_would_misread_are_refused_before_an
         make_blueprint(request, inspect(request.model), find_gpu(request.gpu), dry_run=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("family", "what"),
     [

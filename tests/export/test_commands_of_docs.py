@@ -19,6 +19,7 @@ def commands(page: str, containing: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if containing in line]
 
 
+@pytest.mark.proof
 def test_plan(tmp_path: Path) -> None:
     [command] = commands("README.md", "inflight plan")
     command = command.replace("path/to/checkpoint", SHAPE).replace("plan.html", str(tmp_path / "plan.html"))

@@ -87,6 +87,7 @@ def test_every_option_changes_the_plan() -> None:
     assert first("--precision", "fp8", "--exclude", "*.down_proj") != first("--precision", "fp8")
 
 
+@pytest.mark.proof
 def test_calibrated_and_checked_with_the_committed_files(tmp_path: Path) -> None:
     calibrate, check = ["--calibrate", str(RESULTS / "calibration.json")], ["--check", str(RESULTS / "check.json")]
     page, data = tmp_path / "plan.html", tmp_path / "plan.json"

@@ -52,6 +52,7 @@ def _published(family: str, tmp_path: Path, **fields: Any) -> Path:
     return tmp_path
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("family", "quantization", "gigabytes"),
     [
@@ -72,6 +73,7 @@ def test_published_models(
     assert "the portable engine decodes weights" in str(plan.unpredicted), "a GPU's speed is refused by name"
 
 
+@pytest.mark.proof
 def test_what_is_read_less_is_decoded_faster(tmp_path: Path) -> None:
     plain = _plan(_published("Qwen3MoeForCausalLM", tmp_path), precision="bf16")
     few = _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config={"quant_method": "awq"}))
@@ -114,6 +116,7 @@ def test_a_configuration_without_files_may_be_wrong(fields: dict[str, Any] | Non
     assert said in str(error.value)
 
 
+@pytest.mark.proof
 def test_what_is_left_out_by_name_is_not_quantized(tmp_path: Path) -> None:
     whole, part = (
         _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config={"quant_method": "awq"} | more))
@@ -123,6 +126,7 @@ def test_what_is_left_out_by_name_is_not_quantized(tmp_path: Path) -> None:
     assert part.weight_bytes > whole.weight_bytes + part.parameters.attention
 
 
+@pytest.mark.proof
 def test_what_is_no_target_is_not_quantized(tmp_path: Path) -> None:
     """By the configuration alone, as by the names of tensors, a linear that no target matches is not quantized."""
     whole, part = (

@@ -183,6 +183,7 @@ def test_a_conversation_goes_on_with_what_was_answered(served: tuple[Inside, Scr
     assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False)
 
 
+@pytest.mark.proof
 @each_row("text", TEXTS)
 def test_a_conversation_goes_on_whatever_was_answered(served: tuple[Inside, Script], text: str) -> None:
     """Reasoning alone, an empty answer, a call that was cut."""

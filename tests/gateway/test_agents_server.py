@@ -43,6 +43,7 @@ def comparable(response: Json) -> Json:
     return without_ids(response | {"usage": {**response["usage"], "input_tokens_details": None}})
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(0.3))
 @given(sampling=sampling, log_probs=st.integers(0, 2), tokens=st.integers(1, 24))
 def test_a_streamed_response_is_the_whole_one(gateway: Beside, sampling: Json, log_probs: int, tokens: int) -> None:

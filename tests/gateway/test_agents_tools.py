@@ -51,6 +51,7 @@ def check(arguments: Json) -> None:
     assert arguments["days"] in range(1, 10)
 
 
+@pytest.mark.proof
 @each_row(
     "choice",
     [

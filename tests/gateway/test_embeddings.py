@@ -138,6 +138,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
         yield running
 
 
+@pytest.mark.proof
 def test_a_checkpoint_s_own_pooling_and_lengths_are_served(embedder: Beside) -> None:
     [vector] = _vectors(_post(embedder, input=TEXT))
     np.testing.assert_allclose(vector, _expected(TEXT, "mean"), atol=1e-5)

@@ -118,6 +118,7 @@ def _is_away(reply: httpx.Response | None) -> bool:
     return reply is not None and reply.status_code == 503 and reply.headers["retry-after"] == "1"
 
 
+@pytest.mark.proof
 def test_each_process_lives_through_the_others_death(tmp_path: Path) -> None:
     with serving(tmp_path) as command:
         assert command.is_healthy(), "as soon as the command says that it is ready"
@@ -143,6 +144,7 @@ def test_each_process_lives_through_the_others_death(tmp_path: Path) -> None:
         _wait_for_end(everything)
 
 
+@pytest.mark.proof
 def test_a_killed_command_takes_its_gateway_along(tmp_path: Path) -> None:
     with serving(tmp_path) as command:
         everything = command.processes(recursive=True)
@@ -162,6 +164,7 @@ def test_a_gateway_that_stands_still_is_started_again(tmp_path: Path) -> None:
         assert command.child("inflight.gateway").pid != gateway.pid
 
 
+@pytest.mark.proof
 def test_there_is_none_where_it_is_off(tmp_path: Path) -> None:
     with serving(tmp_path, "--no-gateway") as command:
         assert "  OpenAI   off\n" in command.text()
@@ -170,6 +173,7 @@ def test_there_is_none_where_it_is_off(tmp_path: Path) -> None:
         assert command.health() is None
 
 
+@pytest.mark.proof
 def test_the_banner_names_the_url_and_the_log(tmp_path: Path) -> None:
     with serving(tmp_path, gateway={"model_name": "org/name"}) as command:
         said = command.text()
@@ -181,6 +185,7 @@ def test_the_banner_names_the_url_and_the_log(tmp_path: Path) -> None:
     assert not log.exists()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("keys", "said"),
     [("missing", "gateway.api_keys_file: "), ("deployment.yaml", "gateway.api_keys_file: ")],
@@ -219,6 +224,7 @@ def test_the_shared_gateway_is_ready(gateway: Beside) -> None:
     assert "GET /v1/models 200" in gateway.log
 
 
+@pytest.mark.proof
 def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "MOST_BYTES", 4000)
     (port,) = free_ports(1)
@@ -241,6 +247,7 @@ def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         process.stop()
 
 
+@pytest.mark.proof
 def test_it_stops_at_once_when_nothing_runs(tmp_path: Path) -> None:
     with serving(tmp_path, server={"exit_timeout_s": 3600}) as command:
         gateway = command.child("inflight.gateway")
@@ -304,6 +311,7 @@ BROKEN: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.proof
 def test_streams_go_on_where_the_server_dies(tmp_path: Path) -> None:
     patient = {"gateway": {"engine_wait_s": 600}}
     with serving(tmp_path, demo=True, **patient) as command, ThreadPoolExecutor() as pool:
@@ -333,6 +341,7 @@ def _said(reply: httpx.Response) -> list[Any]:
     return [choices[index] for index in sorted(choices)]
 
 
+@pytest.mark.proof
 def test_the_banners_command_works(tmp_path: Path) -> None:
     with serving(tmp_path, demo=True) as command:
         [shown] = [line for line in command.text().splitlines() if "/v1/chat/completions" in line]

@@ -195,6 +195,7 @@ def test_a_client_that_reads_gets_events_of_any_size(running: Inside, work: Work
     assert work.ended == 1
 
 
+@pytest.mark.proof
 def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(hasty: Inside, work: Work) -> None:
     """It never has much to take; but it takes nothing, for longer than ``client_timeout_s``."""
     connection = _connect(hasty, "/stream", {"count": 100_000, "size": 60_000, "pause_s": 0.2}, receive_bytes=4096)

@@ -15,6 +15,7 @@ from inflight.hub import remote
 from inflight.serve import command
 from inflight.settings.deployment import Deployment
 from tests.fakes.hub import FakeHub
+from tests.support.measured_once import this_machine_measured_once
 
 WEIGHTS = bytes(range(256)) * 4096
 """A megabyte: several reads of a connection."""
@@ -34,6 +35,12 @@ FILES = {
 }
 OURS = {"config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja", "LICENSE", "README.md"}
 """What is got of them."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _this_machine_is_measured_once() -> Iterator[None]:
+    with this_machine_measured_once():
+        yield
 
 
 @pytest.fixture

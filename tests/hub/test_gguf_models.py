@@ -31,6 +31,7 @@ def demo_as(kind: str) -> bytes:
         return write_gguf(DEMO / "model", Path(folder), lambda _: kind, add_demo).path.read_bytes()
 
 
+@pytest.mark.proof
 def test_it_answers_as_the_checkpoint_does(hub: FakeHub) -> None:
     """The demo is in bfloat16, which a file holds as it is."""
     hub.add("org/demo", {"demo-BF16.gguf": demo_as("BF16")})
@@ -70,6 +71,7 @@ def _headless(architecture: str, kind: gguf.GGMLQuantizationType = gguf.GGMLQuan
         return path.read_bytes()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("content", "said"),
     [

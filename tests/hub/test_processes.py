@@ -53,6 +53,7 @@ def slow(hub: FakeHub) -> Iterator[FakeHub]:
     hub.faults.go_on.set()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_an_interrupted_pull_goes_on_where_it_was(number: signal.Signals, slow: FakeHub, models: Path) -> None:
     process = _start("pull", "org/name")
@@ -82,6 +83,7 @@ def test_a_serve_that_is_stopped_while_it_pulls(slow: FakeHub, models: Path) -> 
     assert said.endswith("are kept, and the same command goes on from there\n")
 
 
+@pytest.mark.proof
 def test_two_pulls_at_once_get_each_file_once(slow: FakeHub, models: Path) -> None:
     first = _start("pull", "org/name")
     _wait_until(lambda: _staged(models) > 0)
@@ -96,6 +98,7 @@ def test_two_pulls_at_once_get_each_file_once(slow: FakeHub, models: Path) -> No
     assert len(slow.sent("model.safetensors")) == 2, "once from the hub, once from its storage"
 
 
+@pytest.mark.proof
 def test_one_that_waits_goes_on_when_the_other_dies(slow: FakeHub, models: Path) -> None:
     first = _start("pull", "org/name")
     _wait_until(lambda: _staged(models) > 0)
@@ -110,6 +113,7 @@ def test_one_that_waits_goes_on_when_the_other_dies(slow: FakeHub, models: Path)
     assert len(list(models.rglob("model-manifest.json"))) == 1
 
 
+@pytest.mark.proof
 def test_a_full_file_system(hub: FakeHub, models: Path) -> None:
     """The disk seems large enough when it is looked at. The second pull goes on when there is room."""
     unshare = shutil.which("unshare")

@@ -45,6 +45,7 @@ def test_what_is_about_to_be_got_is_said_first(hub: FakeHub) -> None:
     assert "the portable engine does not serve it: " in said, "the config.json here has no more than a name"
 
 
+@pytest.mark.proof
 def test_what_a_models_author_says_does_nothing_to_the_terminal(hub: FakeHub) -> None:
     hub.repositories["org/name"].card = {"license": "other\x1b[31m", "license_name": "[/bold]\n"}
     for words in (["pull", "org/name"], ["models"]):

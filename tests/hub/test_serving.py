@@ -113,6 +113,7 @@ def test_a_damaged_model_is_not_served(served: list[Path], hub: FakeHub, monkeyp
     assert (directory / "model.safetensors").read_bytes() == CHECKPOINT["model.safetensors"], "it was mended"
 
 
+@pytest.mark.proof
 def test_models_are_listed_with_what_this_machine_can_do(hub: FakeHub, models: Path) -> None:
     assert f"no model is in {models}" in inflight("models").stdout
     hub.add("org/demo", CHECKPOINT)
@@ -151,6 +152,7 @@ def test_models_are_removed(hub: FakeHub, models: Path) -> None:
     assert not list(models.iterdir()), "folders without models go too"
 
 
+@pytest.mark.proof
 def test_one_pulled_model_answers_a_request(hub: FakeHub) -> None:
     hub.add("org/demo", CHECKPOINT)
     said, answer = answer_of("org/demo")

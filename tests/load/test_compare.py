@@ -87,6 +87,7 @@ def test_false_alarms_are_as_seldom_as_promised() -> None:
     assert 0.01 < alone / figures < 0.10
 
 
+@pytest.mark.proof
 def test_a_slow_down_of_a_tenth_is_found() -> None:
     for seed in range(5):
         rows = {row.name: row for row in compare([run(seed)], [run(100 + seed, slower=1.1)], resamples=2000)}
@@ -233,6 +234,7 @@ def test_repeats_are_read_from_one_directory(tmp_path: Path) -> None:
     assert "Differences between runs are in the intervals." in (tmp_path / "out/report.html").read_text()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("summary", "named"),
     [

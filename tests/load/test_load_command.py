@@ -124,6 +124,7 @@ def test_a_test_of_which_nothing_completed_fails(tmp_path: Path) -> None:
     assert (tmp_path / "o/report.html").is_file()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", [(), ("--resume",)])
 def test_streams_go_on_where_that_is_asked_for(tmp_path: Path, options: tuple[str, ...]) -> None:
     _run_command(tmp_path, *options, faults=Faults(breaks=[Break(1)]))
@@ -133,6 +134,7 @@ def test_streams_go_on_where_that_is_asked_for(tmp_path: Path, options: tuple[st
     assert ("--resume" in summary["command"]) == bool(options)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("slo", "share", "code", "said"),
     [

@@ -114,6 +114,7 @@ def test_some_are_refused_and_the_others_served() -> None:
     assert _figures(runner).outcomes == {"refused": 3, "completed": 17}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
 @pytest.mark.parametrize("after", [{"after_tokens": fixed(2)}, {"after_ms": fixed(60)}], ids=str)
 def test_cancellations(after: dict[str, Any], http: bool) -> None:

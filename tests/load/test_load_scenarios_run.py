@@ -64,6 +64,7 @@ def test_a_scenario_runs(target: Target, name: str) -> None:
     assert f"Load test: {name}" in report_page(result)
 
 
+@pytest.mark.proof
 def test_the_result_directory(target: Target, tmp_path: Path) -> None:
     output = tmp_path / "result"
     url = target.url

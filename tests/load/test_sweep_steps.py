@@ -128,6 +128,7 @@ def _sweep(scenario: str, *options: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("dies", [False, True], ids=["fails", "dies"])
 def test_a_server_that_breaks_down_ends_the_sweep_and_has_no_knee(

@@ -1,4 +1,4 @@
-"""Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make proofs` and `make check`, ``soak`` for a night.
+"""Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make check`, ``soak`` for `make release`.
 
 HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
 the machine does. ``dev`` tries the same examples each time, and so does ``full`` where the environment has CI: what is

@@ -59,6 +59,7 @@ def found(width: int, penalty: float, early_stopping: bool, *ends: int) -> list[
     return list(zip(rows, beams.sequences_scores.tolist(), strict=True))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", [Client, HttpClient])
 @pytest.mark.parametrize("streams", [True, False])
 def test_beam_width_gives_the_beams_of_transformers(
@@ -101,6 +102,7 @@ def test_engine_stage_takes_input_ids_with_beam_width(beams: Running) -> None:
     assert rows == [row for row, _ in found(4, 1.5, False)]
 
 
+@pytest.mark.proof
 def test_unary_beams_have_the_prompt_before_each(unary_server: Running) -> None:
     if unary_server.engine != "pytorch":
         pytest.skip("this engine refuses beams by name")

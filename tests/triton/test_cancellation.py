@@ -168,6 +168,7 @@ def test_cancelling_a_request_to_tensorrt_llm(server: Running) -> None:
     pytest.fail("each request ran on")
 
 
+@pytest.mark.proof
 def test_cancelling_a_queued_request(narrow_server: Running) -> None:
     """A stream that has had no token yet: nothing runs for it that Triton could mark as cancelled."""
     server = narrow_server

@@ -43,6 +43,7 @@ def _options(kind: str, guide: str | None = None, **more: Any) -> GenerateOption
     )
 
 
+@pytest.mark.proof
 def test_schema_on_the_ensemble(guided: Running) -> None:
     with Client(guided.grpc) as client:
         for seed in range(4):

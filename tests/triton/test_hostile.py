@@ -30,6 +30,7 @@ def _address(port: int, scheme: str = "http") -> Address:
     return Address(scheme, "127.0.0.1", port)
 
 
+@pytest.mark.proof
 def test_hostile_requests_leave_the_same_processes_serving(server: Running) -> None:
     rpc = _address(server.grpc_port, "grpc")
     places = Places(_address(server.http_port), rpc, _address(server.metrics_port))

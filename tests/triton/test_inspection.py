@@ -126,6 +126,7 @@ def test_inspect_refuses_other_inputs(server: Running) -> None:
     assert counted("invalid") == invalid, "what does not generate is no request"
 
 
+@pytest.mark.proof
 def test_top_once_shows_a_loaded_server(server: Running, tmp_path: Path) -> None:
     shown = ""
 

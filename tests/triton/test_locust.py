@@ -122,6 +122,7 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.proof
 def test_grpc_and_http_users_fire_ttft_itl_and_tpot_of_every_stream(locust: Callable[..., Run], tmp_path: Path) -> None:
     run = locust(CHAT, "--tags", "stream", "--seed", "7", "--html", str(tmp_path / "out.html"))
     assert run.code == 0, run.output[-2000:]
@@ -286,6 +287,7 @@ print(all(sorted(one) == list(range(48)) for one in seen), len({tuple(one) for o
 """
 
 
+@pytest.mark.proof
 def test_every_worker_replays_all_of_a_trace_from_a_place_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SESSIONS], cwd=ROOT / "loadtest", capture_output=True, text=True, check=False

@@ -204,6 +204,7 @@ def test_histogram_buckets_rise_with_their_bounds(server: Running) -> None:
         assert counts == sorted(counts), key
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
 @pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")  # each writes the same kinds
 def test_prometheus_computes_quantiles_of_the_histograms(server: Running, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def _goes_on(server: Running, whole: list[dict[str, Any]], place: int, **body: A
     assert rest[-1]["cum_log_probs"] == pytest.approx(whole[-1]["cum_log_probs"], rel=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_goes_on_behind_any_chunk(server: Running, kind: str) -> None:
     whole = _stream(server, **KINDS[kind])

@@ -122,6 +122,7 @@ def _start_ask_and_stop() -> float:
     return seconds * min(share, 1)
 
 
+@pytest.mark.proof
 def test_killed_serve_takes_its_server_along(replay: Path) -> None:
     process = _start(str(replay), *_ports())
     _wait_ready(process)

@@ -71,6 +71,7 @@ def _straight_to_the_engine(server: Running, name: str, traceparent: str) -> Non
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.proof
 def test_every_request_ends_in_one_server_span(engine: str, tmp_path: Path) -> None:
     """Whatever a request ends with, and the last spans are sent before the server has ended."""
     serving = serve_traced(tmp_path, engine, batching={"max_batch_size": 2, "max_queue_size": 4})

@@ -210,6 +210,7 @@ def test_a_stop_admits_no_more_and_finishes_what_runs(serve: Serve) -> None:
     assert serve.said.rstrip().endswith("stopping")
 
 
+@pytest.mark.proof
 def test_a_killed_command_takes_all_along_and_the_next_one_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def _shared_memory(*processes: int) -> list[Path]:
     return [file for process in processes for file in SHARED_MEMORY.glob(f"*inflight_{process}_*")]
 
 
+@pytest.mark.proof
 def test_kept_connections_do_not_delay_it(tmp_path: Path) -> None:
     http_port, grpc_port, metrics_port, gateway_port = free_ports(4)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]

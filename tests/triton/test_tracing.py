@@ -61,6 +61,7 @@ def test_clients_send_the_current_opentelemetry_span(traced: Traced) -> None:
     assert traced.trace_of("apart")[0].parent_id == ""
 
 
+@pytest.mark.proof
 @each_row(
     "given",
     [

@@ -166,6 +166,7 @@ def test_ctrl_c_ends_the_answer_and_what_is_pasted_meanwhile_is_kept(fake: FakeS
     assert terminal.end() == 0
 
 
+@pytest.mark.proof
 def test_a_server_that_goes_away_is_one_line_and_the_chat_goes_on(fake: FakeServer) -> None:
     terminal = Terminal(fake, 200)
     terminal.wait_for_prompt(1)

@@ -267,6 +267,7 @@ async def test_cancelled_task_and_cancel_from_another_task(parallel: Make, fake:
     assert await asyncio.to_thread(fake.cancelled.wait, 30)
 
 
+@pytest.mark.proof
 async def test_closed_pause_between_tries_ends_at_once(parallel: Make, fake: FakeServer) -> None:
     fake.faults = Faults(refuse=99)
     async with parallel(retry=Retry(attempts=3, first_pause=30, longest_pause=60)) as client:

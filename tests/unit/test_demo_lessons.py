@@ -63,6 +63,7 @@ def test_without_tools_the_prompt_is_chatml() -> None:
     assert ChatTemplate(CHAT_TEMPLATE, {}).render(plain) == "".join(turns) + "<|im_start|>assistant\n"
 
 
+@pytest.mark.proof
 def test_the_committed_model_is_of_these_lessons() -> None:
     from demo.conversation import CHAT_TEMPLATE
     from demo.lessons import load_lessons
@@ -92,6 +93,7 @@ def test_calls_name_a_tool_and_only_its_parameters() -> None:
     assert calls > 200
 
 
+@pytest.mark.proof
 def test_values_and_markers_are_one_token_each() -> None:
     from demo.copying import words_of
     from demo.lessons import load_lessons
@@ -122,6 +124,7 @@ def test_heads_are_shown_where_a_copied_token_is() -> None:
     assert found == {BEFORE: [[at, at - 1] for at in range(1, 6)], FOLLOWED: [[4, 1]], WORD: [[4, 1], [5, 2]]}
 
 
+@pytest.mark.proof
 def test_the_heads_learn_to_look_there() -> None:
     from demo.copying import Copying
     from demo.llama import Llama, LlamaConfig

@@ -73,6 +73,7 @@ def _ends(stage: psutil.Process, timeout_s: float) -> None:
             stage.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.proof
 def test_the_end_of_its_loader_does_not_end_a_stage() -> None:
     alarm_is_set = "signal.getitimer(signal.ITIMER_REAL)[0]"
     lives = f"import signal\nwhile {alarm_is_set}: time.sleep(0.02)\nprint('lives')"  # an alarm that stays ends it

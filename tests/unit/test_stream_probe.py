@@ -75,12 +75,14 @@ def test_a_server_that_answers_no_stream_hangs(streams: Streams, port: int) -> N
         time.sleep(LOOK_S)
 
 
+@pytest.mark.proof
 def test_a_server_that_answers_does_not_and_none_does_without_a_limit(streams: Streams, port: int) -> None:
     assert _end(port, 2 * LIMIT_S, hang_timeout_s=None) is None
     streams.answers.set()
     assert _end(port, 2 * LIMIT_S) is None
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("listens", [True, False], ids=["takes connections and is mute", "refuses them"])
 def test_a_server_without_a_connection_is_for_others_to_see(listens: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:

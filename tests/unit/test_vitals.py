@@ -250,6 +250,7 @@ def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:
                 record.unlink()
 
 
+@pytest.mark.proof
 def test_a_server_hangs_only_where_neither_http_nor_grpc_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """With this process in the server's place. Large bodies can keep Triton's HTTP threads busy for minutes."""
     monkeypatch.setattr(vitals_module, "_PROBE_S", 0.1)

@@ -36,7 +36,7 @@ ASKED = {
 }
 SCORE = {"token": "a", "logprob": -0.1, "bytes": [97], "top_logprobs": [{"token": "a", "logprob": -0.1, "bytes": [97]}]}
 
-pytestmark = [pytest.mark.programs, pytest.mark.timeout(600), pytest.mark.xdist_group("gateway-programs")]
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(600)]
 
 
 def response(output: list[OutputEvent], end: str) -> tuple[str, list[Json], Json]:

@@ -12,7 +12,7 @@ from benchmarks.gateway.served import Served
 from inflight.resources import DEMO
 from tests.gateway.programs.conftest import environment
 
-pytestmark = [pytest.mark.programs, pytest.mark.timeout(900), pytest.mark.xdist_group("gateway-programs")]
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(900)]
 
 DOCUMENTS = 12
 ROUNDING = 2e-6

@@ -35,7 +35,7 @@ PROGRAMS = {
 """The programs, each with the environment that it runs in."""
 LIMIT_S = 240
 
-pytestmark = [pytest.mark.programs, pytest.mark.timeout(600), pytest.mark.xdist_group("gateway-programs")]
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(600)]
 
 
 def checks_of(program: str) -> list[str]:

@@ -1,0 +1,81 @@
+"""Runs Inflight's tests in a few processes, each of which reads only the files that it runs.
+
+    python -m tests.runner test       the tests, without the long proofs
+    python -m tests.runner check      the tests and long proofs that the change since --base can reach
+    python -m tests.runner release    all of them, with many more examples of each property
+    python -m tests.runner needs      what the proofs of `check` need besides the virtual environment: docker, clients
+
+``needs`` runs on the system's own Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.runner.base import Base, find_base
+from tests.runner.choice import Choice, changed_files, choose, files_of_tests
+from tests.runner.durations import RECORD, Durations
+from tests.runner.imports import ROOT
+from tests.runner.parts import parts_of
+from tests.runner.processes import Runner
+from tests.runner.report import Report
+
+NEEDS = {"docker": "tests/docker/", "clients": "tests/gateway/programs/"}
+"""What `.ci/run` installs, and whose proofs need it."""
+
+
+def main() -> int:
+    """Run what the arguments name; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("test", "check", "release", "needs"))
+    parser.add_argument("--base", help="a commit whose proofs have all passed; without it: tests/runner/base.py")
+    parser.add_argument(
+        "--workers", type=int, default=min(8, os.cpu_count() or 1) + 1, help="processes at a time; some wait"
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write the durations to tests/runner/durations.json, and not to artifacts/tests",
+    )
+    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    options = parser.parse_args()
+    try:
+        choice, why = _chosen(options.verb, options.base)
+    except (ValueError, subprocess.CalledProcessError) as error:
+        sys.exit(f"{error}")
+    if options.verb == "needs":
+        print(*(need for need, folder in NEEDS.items() if any(path.startswith(folder) for path in choice.proofs)))
+        return 0
+    durations = Durations.on_record()
+    parts = parts_of(options.verb, choice, durations, options.workers)
+    report = Report(parts, durations)
+    report.begin(choice, why)
+    if options.list:
+        return 0
+    with tempfile.TemporaryDirectory(prefix="inflight-tests-") as folder:
+        try:
+            Runner(options.workers, Path(folder), report.part).run(parts)
+        except KeyboardInterrupt:
+            return 130
+    return report.end(RECORD if options.record else ROOT / "artifacts/tests/durations.json")
+
+
+def _chosen(verb: str, given: str | None) -> tuple[Choice, str]:
+    """Return the files, and in words why these."""
+    every = dict.fromkeys(files_of_tests(), "")
+    if verb in ("test", "release"):
+        return Choice(every, every), "all files"
+    base: Base | None = find_base(given)
+    if base is None:
+        return Choice(every, every), "all files, since no commit is known at which all proofs passed"
+    changed = changed_files(base.commit)
+    return choose(changed), f"{len(changed)} files differ from {base.commit[:12]}, {base.why}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Which tests and proofs a change can reach.
+
+A test file is chosen for a changed file that it rests on. It rests on what it imports, directly or not; on what its own
+folder's conftest.py imports; and on the files, folders and modules that it names in a string, e.g. ``ROOT / "docs"``. A
+test also rests on what the processes import that it starts. A long proof does not, or each change of the engine would
+build container images: ``PROVES`` says what such proofs are about.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.runner.imports import ROOT, backwards, import_graph, module_name, reachable, read_source, tracked_files
+
+EVERYTHING = (
+    "inflight/contract.py", "inflight/errors.py", "inflight/settings/", "pyproject.toml", "constraints.txt",
+    "tests/conftest.py", "tests/support/", "tests/runner/", "Makefile", ".ci/", "scripts/setup.py",
+)  # fmt: skip
+"""A change of one of these reaches every test."""
+PROVES = {
+    "tests/benchmarks/": ("benchmarks/", "tests/benchmarks/"),
+    "tests/docker/": (
+        "docker/", "Dockerfile", "docker-compose.yml", ".dockerignore", ".env.example", "scripts/setup_image.py",
+        "docs/upgrading.md", "tests/docker/",
+    ),
+    "tests/monitoring/": (
+        "monitoring/", "docs/runbooks/", "docs/monitoring.md", "inflight/metrics.py", "inflight/shared_counters.py",
+        "inflight/triton/metrics.py", "inflight/gateway/metrics.py", "inflight/engine/stats.py",
+    ),
+    "tests/gateway/programs/": (
+        "inflight/gateway/", "benchmarks/clients.py", "benchmarks/gateway/", "tests/gateway/programs/",
+    ),
+    "tests/engine/test_attention_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
+    "tests/engine/test_between_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
+    "tests/engine/test_kernels_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
+    "tests/engine/test_native_sanitizers.py": ("native/", "inflight/engine/native/"),
+    "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
+}  # fmt: skip
+"""What the long proofs of a file or folder are about, instead of all that they import, besides their own helpers."""
+PACKAGES = ("inflight", "benchmarks", "tests")
+STARTS = {"inflight/serve/server.py": ("backends/", "model_repository/")}
+"""What a module starts by other means than the name of a Python module: Triton loads the backends."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen files of tests, each with the changed file that it was chosen for."""
+
+    tests: dict[str, str] = field(default_factory=dict)
+    proofs: dict[str, str] = field(default_factory=dict)
+
+
+def choose(changed: Iterable[str], root: Path = ROOT) -> Choice:
+    """Return what a change of these files reaches; a file that no test rests on reaches everything.
+
+    Args:
+        changed: paths relative to ``root``, those of deleted files too.
+        root: the checkout.
+    """
+    tests, changed = files_of_tests(root), sorted(changed)
+    rests_on = RestsOn.of(root, frozenset(path for path in changed if not (root / path).is_file()))
+    choice = Choice()
+    for path in changed:
+        wide, narrow = (rests_on.reached(path, graph).intersection(tests) for graph in (rests_on.wide, rests_on.narrow))
+        if path.startswith(EVERYTHING) or not wide:
+            wide = narrow = set(tests)
+        for test in tests:
+            if test in wide:
+                choice.tests.setdefault(test, path)
+            if test in narrow:
+                choice.proofs.setdefault(test, path)
+    return choice
+
+
+def files_of_tests(root: Path = ROOT) -> list[str]:
+    """Return the files of tests that need no GPU."""
+    paths = (path for path in tracked_files(root) if re.fullmatch(r"tests/(.+/)?test_\w+\.py", path))
+    return sorted(path for path in paths if not path.startswith("tests/gpu/"))
+
+
+def changed_files(base: str, root: Path = ROOT) -> set[str]:
+    """Return the paths that differ between a commit and the working tree, untracked files included.
+
+    Raises:
+        subprocess.CalledProcessError: there is no such commit.
+    """
+    differs = _git(root, "diff", "--name-only", "--no-renames", "-z", base).split("\0")
+    untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return {path for path in (*differs, *untracked) if path}
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True, text=True).stdout
+
+
+class RestsOn:
+    """Which files rest on a path, in two graphs: ``narrow`` for long proofs, ``wide`` for tests.
+
+    A node is the path of a file, or of a folder with a slash at the end.
+    """
+
+    @classmethod
+    @functools.cache
+    def of(cls, root: Path, deleted: frozenset[str] = frozenset()) -> RestsOn:
+        """Return the graphs of a checkout, with names of files that were deleted; they are made once."""
+        return cls(root, deleted)
+
+    def __init__(self, root: Path, deleted: frozenset[str]) -> None:
+        self._root = root
+        self._files = tracked_files(root) | deleted
+        self._folders = {f"{parent}/" for path in self._files for parent in Path(path).parents if parent.name}
+        python = [path for path in self._files if path.endswith(".py")]
+        self._imports = import_graph(python, root)
+        self._modules = {module_name(path): path for path in python}
+        there = [path for path in python if (root / path).is_file()]
+        narrow = {path: self._direct(path) for path in there}
+        wide = {path: direct | self._starts(path) for path, direct in narrow.items()}
+        for test in files_of_tests(root):
+            if proven := set(proves(test)):
+                narrow[test], wide[test] = proven | self._own(test), wide[test] | proven
+        self.narrow, self.wide = backwards(narrow), backwards(wide)
+
+    def reached(self, path: str, graph: Mapping[str, Iterable[str]]) -> set[str]:
+        """Return the files that rest on a path, directly or not, and the path itself."""
+        return reachable({path, _alone(path), *(f"{parent}/" for parent in Path(path).parents)}, graph)
+
+    def _direct(self, path: str) -> set[str]:
+        """Return what a file imports; for a helper of tests also what it names; for tests also their conftest.py."""
+        direct = set(self._imports[path])
+        if path.startswith("tests/"):
+            direct |= self._named(path)
+        if Path(path).name.startswith("test_"):
+            direct |= {str(parent / "conftest.py") for parent in Path(path).parents} & self._imports.keys()
+        return direct
+
+    def _own(self, test: str) -> set[str]:
+        """Return the helpers of a file of tests, without what these import of the package."""
+        helpers = {path: {one for one in self._imports[path] if one.startswith("tests/")} for path in self._imports}
+        return {_alone(path) for path in reachable({test}, helpers)}
+
+    def _named(self, path: str) -> set[str]:
+        """Return the files and folders that a file names."""
+        names = {name.rstrip("/") for name in read_source(self._root / path).strings}
+        return names & self._files | {f"{name}/" for name in names} & self._folders
+
+    def _starts(self, path: str) -> set[str]:
+        """Return the files that run in the processes that a file starts."""
+        source = read_source(self._root / path)
+        found = {one for start in STARTS.get(path, ()) for one in self._imports if one.startswith(start)}
+        if path.startswith("tests/") and source.program:
+            found.add("inflight/__main__.py")
+        found.update(*map(self._module_files, source.strings))
+        return found & self._imports.keys() - {path}
+
+    def _module_files(self, name: str) -> Iterator[str]:
+        """Yield the file of a module; of a name that ends with a dot those of the modules whose names begin so."""
+        if name.endswith(".") and name.partition(".")[0] in PACKAGES:
+            yield from (path for module, path in self._modules.items() if module.startswith(name))
+        elif f"{name}.__main__" in self._modules:
+            yield self._modules[f"{name}.__main__"]
+        elif name in self._modules:
+            yield self._modules[name]
+
+
+def _alone(path: str) -> str:
+    """Return the node of a file without what it rests on."""
+    return f"={path}"
+
+
+def proves(test: str) -> tuple[str, ...]:
+    """Return what the long proofs of a file are about, by ``PROVES``; nothing: what they import."""
+    return next((paths for begin, paths in PROVES.items() if test.startswith(begin)), ())
+
+
+def by_folder(files: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of files in each folder of tests."""
+    counts: dict[str, int] = {}
+    for path in files:
+        folder = path.split("/")[1]
+        counts[folder] = counts.get(folder, 0) + 1
+    return counts

@@ -1,0 +1,87 @@
+"""The durations on record, and how files of tests are shared out by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RECORD = Path(__file__).with_name("durations.json")
+UNKNOWN_S = 5.0
+"""What a file takes that is not on record."""
+SLOW_S = 1.0
+"""Tests that take as long stand on record by name."""
+
+
+@dataclass
+class Durations:
+    """Seconds by the wall clock, in a run whose processes shared the cores."""
+
+    files: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By file, and by the kind of its tests."""
+    slow: dict[str, float] = field(default_factory=dict)
+    """By test."""
+
+    @classmethod
+    def on_record(cls, path: Path = RECORD) -> Durations:
+        """Read the record; without one all durations are unknown."""
+        if not path.is_file():
+            return cls()
+        record = json.loads(path.read_text())
+        return cls(record["files"], record["slow"])
+
+    def seconds(self, path: str, kinds: Iterable[str]) -> float:
+        """Return how long the tests of these kinds take in a file."""
+        known = self.files.get(path)
+        return UNKNOWN_S if known is None else sum(known.get(kind, 0.0) for kind in kinds)
+
+    def sum(self, paths: Iterable[str], kinds: Iterable[str]) -> float:
+        """Return how long the tests of these kinds take in some files."""
+        return sum(self.seconds(path, kinds) for path in paths)
+
+    def updated(self, ended: Iterable[tuple[str, str, float]]) -> Durations:
+        """Return these durations with those of a run in place of what they have of its files.
+
+        Args:
+            ended: tests, each with its kind and its seconds.
+        """
+        files: dict[str, dict[str, float]] = {}
+        slow = dict(self.slow)
+        for test, kind, seconds in ended:
+            kinds = files.setdefault(test.partition("::")[0], {})
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+            slow.pop(test, None)
+            if seconds >= SLOW_S:
+                slow[test] = seconds
+        return Durations(self.files | {path: self.files.get(path, {}) | kinds for path, kinds in files.items()}, slow)
+
+    def write(self, path: Path, **provenance: str) -> None:
+        """Write all, with what says where it was measured."""
+        files = {
+            name: {kind: round(seconds, 1) for kind, seconds in sorted(kinds.items())}
+            for name, kinds in sorted(self.files.items())
+        }
+        slow = {test: round(seconds, 1) for test, seconds in sorted(self.slow.items())}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**provenance, "files": files, "slow": slow}, indent=1) + "\n")
+
+
+def share_out(seconds: Mapping[str, float], most_s: float, kept_together: Iterable[str] = ()) -> list[list[str]]:
+    """Cut files into lists of ``most_s`` seconds; the longest comes first, and neighbours stay together.
+
+    Args:
+        seconds: what each file takes.
+        most_s: what a list takes at the most, unless it has one file only.
+        kept_together: files that share what takes long to start; they are one list.
+    """
+    together = [path for path in seconds if path in set(kept_together)]
+    lists = [together, []]
+    taken = 0.0
+    for path in sorted(seconds.keys() - set(together)):
+        if taken + seconds[path] > most_s:
+            lists.append([])
+            taken = 0.0
+        lists[-1].append(path)
+        taken += seconds[path]
+    return sorted(filter(None, lists), key=lambda paths: -sum(seconds[path] for path in paths))

@@ -1,0 +1,177 @@
+"""Mutants: recorded wrong changes of the source, and whether the tests that are chosen for each notice it.
+
+    python -m tests.runner.mutants chosen    each mutant alone, under the tests that are chosen for it, until one fails
+    python -m tests.runner.mutants others    all at once that a file of tests is not chosen for: none may fail
+
+The second verb shows that no more mutants are noticed by all tests than by the chosen ones, at the price of one run of
+all. Both change the checkout that they run in, which must have no changes of its own, and put it back. Results go to
+docs/results/tests/mutants.json, and what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from inflight.report.provenance import provenance
+from tests.runner.choice import RestsOn, choose, files_of_tests
+from tests.runner.imports import ROOT
+from tests.runner.parts import PROOFS, TEST
+
+MUTANTS = ROOT / "tests/facts/mutants.json"
+RESULTS = ROOT / "docs/results/tests/mutants.json"
+FILES_AT_A_TIME = 6
+MOST_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong change of a file."""
+
+    file: str
+    old: str
+    """It occurs once in the file."""
+    new: str
+    wrong: str
+    """What is wrong with it, for a user."""
+
+
+def read_mutants(path: Path = MUTANTS) -> list[Mutant]:
+    """Return the recorded mutants."""
+    return [Mutant(**one) for one in json.loads(path.read_text())]
+
+
+@contextmanager
+def applied(mutants: Sequence[Mutant], root: Path = ROOT) -> Iterator[None]:
+    """Change the checkout, and put it back at the end.
+
+    Raises:
+        ValueError: the text of a mutant does not occur in its file exactly once.
+    """
+    texts = {mutant.file: (root / mutant.file).read_text() for mutant in mutants}
+    changed = dict(texts)
+    for mutant in mutants:
+        if changed[mutant.file].count(mutant.old) != 1:
+            raise ValueError(f"{mutant.file} does not have {mutant.old!r} once")
+        changed[mutant.file] = changed[mutant.file].replace(mutant.old, mutant.new)
+    try:
+        _write(changed, root)
+        yield
+    finally:
+        _write(texts, root)
+
+
+def _write(texts: Mapping[str, str], root: Path) -> None:
+    for name, text in texts.items():
+        (root / name).write_text(text)
+    if any(name.startswith("native/") for name in texts):
+        subprocess.run([sys.executable, "native/build.py"], cwd=root, check=True)
+
+
+def nearest_first(files: set[str], path: str, graph: Mapping[str, set[str]]) -> list[str]:
+    """Return files in the order of their distance from a path in a graph."""
+    begin = [path, *(f"{parent}/" for parent in Path(path).parents), f"={path}"]
+    distances = dict.fromkeys(begin, 0)
+    todo = deque(begin)
+    while todo:
+        here = todo.popleft()
+        for there in sorted(graph.get(here, ())):
+            if there not in distances:
+                distances[there] = distances[here] + 1
+                todo.append(there)
+    return sorted(files, key=lambda file: (distances.get(file, len(distances)), file))
+
+
+def run_until_one_fails(files: Sequence[str], marks: str, profile: str) -> str:
+    """Run files of tests; return the test that failed first, or nothing."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *files]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": profile, "CI": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode in (0, 5):
+        return ""
+    return lines[-1].split(" ", 1)[1].split(" - ")[0] if lines else f"pytest ended with code {done.returncode}"
+
+
+def try_chosen(mutant: Mutant) -> dict[str, Any]:
+    """Run what is chosen for a mutant until a test fails; return what came of it."""
+    choice, rests_on, began = choose([mutant.file]), RestsOn.of(ROOT), time.monotonic()
+    runs = [
+        (sorted_files, marks, profile)
+        for files, graph, marks, profile in (
+            (set(choice.proofs), rests_on.narrow, f"not programs and {TEST}", "dev"),
+            (choice.tests.keys() - choice.proofs.keys(), rests_on.wide, TEST, "dev"),
+            (set(choice.proofs), rests_on.narrow, f"(proof or property) and {PROOFS}", "full"),
+        )
+        for sorted_files in [nearest_first(files, mutant.file, graph)]
+    ]
+    with applied([mutant]):
+        for files, marks, profile in runs:
+            for begin in range(0, len(files), FILES_AT_A_TIME):
+                failed = run_until_one_fails(files[begin : begin + FILES_AT_A_TIME], marks, profile)
+                if failed or time.monotonic() - began > MOST_S:
+                    return {"noticed_by": failed, "seconds": round(time.monotonic() - began)}
+    return {"noticed_by": "", "seconds": round(time.monotonic() - began)}
+
+
+def others(mutants: Sequence[Mutant]) -> dict[tuple[int, ...], list[tuple[str, str]]]:
+    """Return files of tests, each with its marks, by the places of the mutants that they are not chosen for."""
+    choices = [choose([mutant.file]) for mutant in mutants]
+    groups: dict[tuple[int, ...], list[tuple[str, str]]] = {}
+    for test in files_of_tests():
+        for marks, chosen in (
+            (TEST, [test in choice.tests for choice in choices]),
+            (f"(proof or property) and {PROOFS}", [test in choice.proofs for choice in choices]),
+        ):
+            left_out = tuple(place for place, one in enumerate(chosen) if not one)
+            groups.setdefault(left_out, []).append((test, marks))
+    return groups
+
+
+def try_others(mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
+    """Run each test with all mutants at once that it is not chosen for; yield what failed."""
+    for places, tests in others(mutants).items():
+        with applied([mutants[place] for place in places]):
+            for marks in dict.fromkeys(marks for _, marks in tests):
+                files = [test for test, its in tests if its == marks]
+                failed = run_until_one_fails(files, marks, "dev")
+                print(f"{len(places)} mutants, {len(files)} files: {failed or 'not noticed'}", flush=True)
+                if failed:
+                    yield {"failed": failed, "mutants": [mutants[place].wrong for place in places]}
+
+
+def main() -> None:
+    """Run what the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("chosen", "others"))
+    parser.add_argument("--part", default="0/1", help="which share of the mutants, e.g. 1/2: every second one")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    place, shares = map(int, options.part.split("/"))
+    results = json.loads(options.output.read_text()) if options.output.is_file() else {"rows": []}
+    if options.verb == "others":
+        results["others"] = list(try_others(read_mutants()))
+        options.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+        return
+    known = {row["wrong"] for row in results["rows"]}
+    for mutant in read_mutants()[place::shares]:
+        if mutant.wrong in known:
+            continue
+        row = {**asdict(mutant), **try_chosen(mutant)}
+        print(f"{row['seconds']:5} s  {mutant.file}: {row['noticed_by'] or 'NOT NOTICED'}", flush=True)
+        results["rows"].append(row)
+        options.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

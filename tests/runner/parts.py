@@ -1,0 +1,92 @@
+"""What runs in which process: parts, each a list of files and an expression of marks for one process of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.runner.choice import Choice
+from tests.runner.durations import Durations, share_out
+from tests.runner.imports import ROOT
+
+Verb = Literal["test", "check", "release"]
+TEST = "not proof and not programs"
+PROOFS = "not alone and not programs and not proof(waits=True)"
+SERVERS = "tests/triton/"
+"""Tests that look at the same servers, which take long to start."""
+LISTS_A_WORKER = 3
+LEAST_S = 30.0
+"""A process takes some seconds to import what tests import; so much of tests is worth it."""
+PROFILES = {"check": "full", "release": "soak"}
+"""How many examples of each property are tried: tests/support/properties.py."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process of pytest runs."""
+
+    files: tuple[str, ...]
+    marks: str
+    seconds: float
+    """By the durations on record."""
+    profile: str = "dev"
+    waits: bool = False
+    """It mostly waits: others run beside it, whatever the number of cores."""
+    alone: bool = False
+    """It measures times: nothing runs beside it."""
+
+    @property
+    def name(self) -> str:
+        """The folders of its files, or its only file."""
+        if len(self.files) == 1:
+            return self.files[0]
+        folders = dict.fromkeys(path.rpartition("/")[0] for path in self.files)
+        return f"{len(self.files)} files of {', '.join(folders)}"
+
+
+def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> list[Part]:
+    """Return the parts, in the order in which they begin.
+
+    Args:
+        verb: ``test`` leaves out the long proofs; ``release`` tries more examples of each property than ``check``.
+        choice: the files.
+        durations: of earlier runs.
+        workers: how many processes compute at a time.
+    """
+    if verb == "test":
+        return _shared_out(choice.tests, TEST, ("test",), durations, workers, "dev")
+    profile = PROFILES[verb]
+    parts = [
+        *_shared_out(choice.proofs, PROOFS, ("test", "proof"), durations, workers, profile),
+        *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers, "dev"),
+        *(
+            Part(tuple(files), "proof(waits=True)", durations.sum(files, ("waits",)), profile, waits=True)
+            for files in _by_folder(_that_say("waits=True", choice.proofs))
+        ),
+    ]
+    if programs := _that_say("mark.programs", choice.proofs):
+        parts.append(Part(tuple(programs), "programs", durations.sum(programs, ("programs",)), profile, waits=True))
+    if alone := _that_say("mark.alone", choice.proofs):
+        parts.append(Part(tuple(alone), "alone", durations.sum(alone, ("alone",)), profile, alone=True))
+    return sorted(parts, key=lambda part: (part.alone, not part.waits, -part.seconds))
+
+
+def _shared_out(
+    paths: Iterable[str], marks: str, kinds: tuple[str, ...], durations: Durations, workers: int, profile: str
+) -> list[Part]:
+    seconds = {path: durations.seconds(path, kinds) for path in sorted(paths)}
+    most = max(LEAST_S, sum(seconds.values()) / (workers * LISTS_A_WORKER))
+    lists = share_out(seconds, most, [path for path in seconds if path.startswith(SERVERS)])
+    return [Part(tuple(files), marks, durations.sum(files, kinds), profile) for files in lists]
+
+
+def _that_say(text: str, paths: Iterable[str]) -> list[str]:
+    return [path for path in sorted(paths) if text in (ROOT / path).read_text()]
+
+
+def _by_folder(paths: list[str]) -> list[list[str]]:
+    folders: dict[str, list[str]] = {}
+    for path in paths:
+        folders.setdefault(path.split("/")[1], []).append(path)
+    return list(folders.values())

@@ -1,0 +1,155 @@
+"""Runs the parts, a few at a time, and gathers what their processes tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.runner.imports import ROOT
+from tests.runner.parts import Part
+
+_NOTHING_SELECTED = 5
+"""Pytest's exit code where no test has the marks."""
+STOP_S = 30.0
+"""What a process has to end its fixtures' servers after an interrupt."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A test that has ended, for good."""
+
+    test: str
+    kind: str
+    outcome: str
+    seconds: float
+
+
+@dataclass
+class Result:
+    """What became of a part."""
+
+    part: Part
+    ended: list[Ended] = field(default_factory=list)
+    repeated: list[tuple[str, str]] = field(default_factory=list)
+    """Tests that were tried again, each with the first line of its failure."""
+    broke: str = ""
+    """Why the process ended before its tests did."""
+    output: str = ""
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Tests by outcome."""
+        return Counter(one.outcome for one in self.ended)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a test failed, or did not run."""
+        return bool(self.broke or self.counts["failed"])
+
+
+class Runner:
+    """Runs parts in processes: as many at a time as it has workers, besides those that wait."""
+
+    def __init__(
+        self, workers: int, folder: Path, done: Callable[[Result], object], options: Sequence[str] = ()
+    ) -> None:
+        """``folder`` gets the processes' output; ``done`` is called for each part that has ended, one at a time."""
+        self._workers, self._folder, self._done, self._options = workers, folder, done, options
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[Any]] = set()
+        self._stopped = False
+        self._number = 0
+
+    def run(self, parts: Sequence[Part]) -> list[Result]:
+        """Run all parts; those that run alone are the last."""
+        results: list[Result] = []
+        computing = [part for part in parts if not part.waits and not part.alone]
+        waiting = [part for part in parts if part.waits]
+        queues = [*[computing] * self._workers, waiting]
+        threads = [threading.Thread(target=self._work, args=(queue, results)) for queue in queues]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self._work([part for part in parts if part.alone], results)
+        except KeyboardInterrupt:
+            self._stop()
+            raise
+        return results
+
+    def _work(self, queue: list[Part], results: list[Result]) -> None:
+        while not self._stopped:
+            with self._lock:
+                if not queue:
+                    return
+                part = queue.pop(0)
+                self._number += 1
+                number = self._number
+            result = self._run(part, self._folder / f"{number:03}")
+            with self._lock:
+                results.append(result)
+                self._done(result)
+
+    def _run(self, part: Part, place: Path) -> Result:
+        told, output = place.with_suffix(".jsonl"), place.with_suffix(".log")
+        command = [sys.executable, "-m", "pytest", "-p", "tests.runner.plugin", "--tell", str(told), "-m", part.marks]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": part.profile}
+        began = time.monotonic()
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [*command, *self._options, *part.files], cwd=ROOT, env=environment,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            with self._lock:
+                self._processes.add(process)
+            code = process.wait()
+            with self._lock:
+                self._processes.discard(process)
+        result = Result(part, output=output.read_text(errors="replace"), seconds=time.monotonic() - began)
+        begun = _read(told, result)
+        if begun or code not in (0, 1, _NOTHING_SELECTED) or (code == 1 and not result.counts["failed"]):
+            result.broke = f"{_how(code)} {f'in {begun}' if begun else 'outside of a test'}"
+        return result
+
+    def _stop(self) -> None:
+        self._stopped = True
+        with self._lock:
+            running = list(self._processes)
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        for process in running:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _read(told: Path, result: Result) -> str:
+    """Add what a process told to its result; return the test that began and did not end."""
+    begun = ""
+    for line in told.read_text().splitlines() if told.is_file() else ():
+        said = json.loads(line)
+        if "begins" in said:
+            begun = said["begins"]
+        elif "repeats" in said:
+            result.repeated.append((said["repeats"], said["cause"]))
+        else:
+            result.ended.append(Ended(said.pop("ends"), **said))
+            begun = ""
+    return begun
+
+
+def _how(code: int) -> str:
+    return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"pytest ended with code {code}"

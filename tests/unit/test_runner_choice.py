@@ -1,0 +1,155 @@
+"""Which tests and proofs a change is said to reach (`tests/runner/choice.py`), in a small checkout and in this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runner.base import find_base
+from tests.runner.choice import EVERYTHING, PROVES, STARTS, changed_files, choose, files_of_tests
+from tests.runner.imports import ROOT
+
+CHECKOUT = {
+    "inflight/__main__.py": "from inflight.cli import app",
+    "inflight/cli.py": "def app(): from inflight import serve",
+    "inflight/serve/server.py": "",
+    "inflight/serve/__init__.py": "from inflight.serve import server",
+    "inflight/text.py": "",
+    "inflight/worker.py": "from inflight import text",
+    "inflight/contract.py": "",
+    "backends/tokenizer/model.py": "import inflight.text",
+    "docs/page.md": "",
+    "docs/runbooks/gone.md": "",
+    "native/pool.cpp": "",
+    "notes.txt": "",
+    "tests/conftest.py": "",
+    "tests/a/conftest.py": "import tests.a.support.helper",
+    "tests/a/support/helper.py": "import inflight.text",
+    "tests/a/test_helped.py": "",
+    "tests/b/test_docs.py": 'PAGES = ROOT / "docs"',
+    "tests/b/test_page.py": 'PAGE = "docs/page.md"',
+    "tests/b/test_serve.py": "import inflight.serve",
+    "tests/b/test_program.py": 'run([python, "-m", "inflight"])',
+    "tests/b/test_worker.py": 'run([python, "-m", "inflight.worker"])',
+    "tests/engine/test_native_tiles.py": "import inflight.text\nimport tests.engine.support.native",
+    "tests/engine/support/native.py": "import inflight.text",
+    "tests/gpu/test_gpu.py": "import inflight.text",
+}
+
+
+def _git(root: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", "-C", str(root), *who, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A small checkout of the same shape as this one."""
+    root = tmp_path / "checkout"
+    for name, text in CHECKOUT.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    _git(root.parent, "init", "-q", "-b", "main", str(root))
+    return root
+
+
+def _names(files: dict[str, str]) -> set[str]:
+    return {Path(path).stem.removeprefix("test_") for path in files}
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests", "proofs"),
+    [
+        ("inflight/text.py", {"helped", "serve", "program", "worker", "native_tiles"}, {"helped"}),
+        ("inflight/serve/server.py", {"serve", "program"}, {"serve"}),
+        ("backends/tokenizer/model.py", {"serve", "program"}, set()),
+        ("inflight/worker.py", {"worker"}, set()),
+        ("docs/page.md", {"docs", "page"}, {"docs", "page"}),
+        ("docs/new.md", {"docs"}, {"docs"}),
+        ("native/pool.cpp", {"native_tiles"}, {"native_tiles"}),
+        ("tests/engine/support/native.py", {"native_tiles"}, {"native_tiles"}),
+        ("tests/b/test_page.py", {"page"}, {"page"}),
+        ("tests/a/support/helper.py", {"helped"}, {"helped"}),
+    ],
+)
+def test_what_a_change_reaches(changed: str, tests: set[str], proofs: set[str], checkout: Path) -> None:
+    choice = choose([changed], checkout)
+    assert (_names(choice.tests), _names(choice.proofs)) == (tests, proofs)
+    assert set(choice.tests.values()) == {changed}
+
+
+@pytest.mark.parametrize("changed", ["inflight/contract.py", "notes.txt", "unheard/of.yaml", "tests/conftest.py"])
+def test_what_everything_rests_on_and_what_nothing_rests_on_reach_everything(changed: str, checkout: Path) -> None:
+    choice = choose([changed], checkout)
+    assert list(choice.tests) == list(choice.proofs) == files_of_tests(checkout)
+
+
+def test_a_deleted_module_reaches_what_still_names_it(checkout: Path) -> None:
+    (checkout / "inflight/text.py").unlink()
+    choice = choose(["inflight/text.py"], checkout)
+    assert _names(choice.proofs) == {"helped"}
+
+
+def test_changed_files(checkout: Path) -> None:
+    _git(checkout, "add", ".")
+    _git(checkout, "commit", "-q", "-m", "one")
+    _git(checkout, "mv", "docs/page.md", "docs/moved.md")
+    (checkout / "inflight/text.py").write_text("changed = 1")
+    (checkout / "docs/new page.md").touch()
+    assert changed_files("HEAD", checkout) == {"docs/page.md", "docs/moved.md", "inflight/text.py", "docs/new page.md"}
+
+
+@pytest.fixture
+def history(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Commits, and returns the commit; the environment names no base."""
+    monkeypatch.delenv("BASE", raising=False)
+
+    def commit(message: str) -> str:
+        _git(checkout, "add", ".")
+        _git(checkout, "commit", "-q", "--allow-empty", "-m", message)
+        return _git(checkout, "rev-parse", "HEAD")
+
+    return commit
+
+
+def test_the_base_is_the_merge_base_or_else_the_last_release(
+    history: Callable[[str], str], checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = tmp_path / "release.json"
+    first, second = history("one"), history("two")
+    assert find_base(None, checkout, release) is None
+    release.write_text(json.dumps({"commit": first[:12]}))
+    assert find_base(None, checkout, release).commit == first  # type: ignore[union-attr]
+    _git(checkout, "update-ref", "refs/remotes/origin/main", second)
+    assert find_base(None, checkout, release).commit == first, "the branch itself has no merge base"  # type: ignore[union-attr]
+    history("three")
+    assert find_base(None, checkout, release).commit == second  # type: ignore[union-attr]
+    monkeypatch.setenv("BASE", "HEAD")
+    assert find_base(None, checkout, release).commit == _git(checkout, "rev-parse", "HEAD")  # type: ignore[union-attr]
+    assert find_base(first, checkout, release).commit == first  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="there is no commit 'nowhere' here"):
+        find_base("nowhere", checkout, release)
+
+
+def test_a_release_of_another_history_is_no_base(history: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
+    release = tmp_path / "release.json"
+    history("one")
+    other = history("two")
+    _git(checkout, "reset", "-q", "--soft", "HEAD~1")
+    history("another two")
+    release.write_text(json.dumps({"commit": other}))
+    assert find_base(None, checkout, release) is None
+
+
+def test_no_file_of_this_checkout_is_named_that_is_not_there() -> None:
+    """A table that names what was moved would leave out proofs for good."""
+    named = {*EVERYTHING, *STARTS, *PROVES, *(path for paths in PROVES.values() for path in paths)}
+    assert not [name for name in named if not (ROOT / name).exists()]
+    assert all((ROOT / name).is_dir() == name.endswith("/") for name in named)
+    assert all(any(test.startswith(begin) for test in files_of_tests()) for begin in PROVES)

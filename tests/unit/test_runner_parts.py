@@ -1,0 +1,187 @@
+"""How the tests are shared out to processes (`tests/runner`), what these tell, and what a run says at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runner.choice import Choice, files_of_tests
+from tests.runner.durations import Durations, share_out
+from tests.runner.parts import Part, parts_of
+from tests.runner.processes import Result, Runner
+from tests.runner.report import Report
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+EVERY = dict.fromkeys(files_of_tests(), "")
+TESTS = """
+import os, time
+import pytest
+
+def test_passes(): time.sleep(0.01)
+@pytest.mark.proof
+def test_proof(): pass
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.mark.xfail
+def test_expected(): assert False
+@pytest.fixture
+def broken():
+    yield
+    raise OSError("it stays open")
+def test_broken(broken): pass
+@pytest.mark.parametrize("a", ["b c"])
+def test_fails(a): assert a == "d", "no d"
+"""
+
+
+@given(
+    st.dictionaries(st.integers(0, 99).map("tests/{}.py".format), st.floats(0, 100), max_size=20),
+    st.floats(1, 300),
+    st.sets(st.integers(0, 99).map("tests/{}.py".format)),
+)
+def test_each_file_is_in_one_list_and_no_list_is_long(
+    seconds: dict[str, float], most_s: float, together: set[str]
+) -> None:
+    lists = share_out(seconds, most_s, together)
+    assert sorted(path for paths in lists for path in paths) == sorted(seconds)
+    assert all(lists)
+    sums = [sum(seconds[path] for path in paths) for paths in lists]
+    assert sums == sorted(sums, reverse=True)
+    assert all(
+        len(paths) == 1 or total <= most_s or set(paths) <= together for paths, total in zip(lists, sums, strict=True)
+    )
+    assert sum(bool(together & set(paths)) for paths in lists) == bool(together & seconds.keys())
+
+
+@pytest.mark.parametrize("verb", ["test", "check", "release"])
+def test_all_files_are_in_the_parts(verb: str) -> None:
+    parts = parts_of(verb, Choice(EVERY, EVERY), Durations(), 2)  # type: ignore[arg-type]
+    ordinary = [path for part in parts if not part.waits and not part.alone for path in part.files]
+    assert sorted(ordinary) == files_of_tests()
+    assert [part.alone for part in parts] == sorted(part.alone for part in parts), "what runs alone is last"
+    special = {part.marks for part in parts if part.waits or part.alone}
+    assert special == (set() if verb == "test" else {"proof(waits=True)", "programs", "alone"})
+
+
+def test_a_file_that_only_its_tests_are_chosen_of_runs_no_proofs() -> None:
+    [file, other] = files_of_tests()[:2]
+    parts = parts_of("check", Choice({file: "a", other: "b"}, {other: "b"}), Durations(), 2)
+    assert {part.files: ("not proof" in part.marks.split(" and ")[0], part.profile) for part in parts} == {
+        (file,): (True, "dev"),
+        (other,): (False, "full"),
+    }
+
+
+def _run(folder: Path, *texts: str, marks: str = "not proof") -> list[Result]:
+    """Run files with these texts in one process each, with no configuration of this project."""
+    files = [folder / f"test_{number}.py" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    proof: a\n")
+    options = ["-q", "-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    ended: list[Result] = []
+    results = Runner(2, folder, ended.append, options).run([Part((str(file),), marks, 1.0) for file in files])
+    assert ended == results
+    return results
+
+
+def test_each_test_is_told_of_once(tmp_path: Path) -> None:
+    [result] = _run(tmp_path, TESTS)
+    outcomes = {one.test.partition("::")[2]: one.outcome for one in result.ended}
+    assert outcomes == {
+        "test_passes": "passed",
+        "test_skipped": "skipped",
+        "test_expected": "skipped",
+        "test_broken": "failed",
+        "test_fails[b c]": "failed",
+    }
+    assert result.failed
+    assert not result.broke
+    assert "no d" in result.output
+    assert next(one for one in result.ended if "passes" in one.test).seconds >= 0.01
+
+
+BROKEN = {
+    "import os, signal\ndef test_a(): os.kill(os.getpid(), signal.SIGSEGV)": "SIGSEGV in .*::test_a$",
+    "import os\ndef test_a(): os._exit(0)": "pytest ended with code 0 in .*::test_a$",
+    "import os\nos._exit(9)": "pytest ended with code 9 outside of a test",
+    "def test_a(: pass": "pytest ended with code 2",
+    "import pytest\ndef test_a(): pytest.exit('enough')": "pytest ended with code 2 in .*::test_a",
+}
+"""What ends a process, and what is said of it."""
+
+
+def test_a_process_that_ends_before_its_tests_has_failed(tmp_path: Path) -> None:
+    *broken, whole = sorted(_run(tmp_path, *BROKEN, "def test_b(): pass"), key=lambda one: one.part.files)
+    assert (whole.failed, dict(whole.counts)) == (False, {"passed": 1})
+    for result, words in zip(broken, BROKEN.values(), strict=True):
+        assert result.failed
+        assert re.search(words, result.broke)
+
+
+def test_what_has_no_test_with_the_marks_is_no_failure(tmp_path: Path) -> None:
+    [result] = _run(tmp_path, "def test_a(): pass", marks="proof")
+    assert not result.failed
+    assert not result.ended
+
+
+def test_the_end_says_what_failed_what_was_repeated_and_how_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = _run(tmp_path, TESTS, "import os\nos._exit(9)")
+    results[0].repeated.append(("tests/a.py::test_b", "OSError: busy"))
+    report = Report([one.part for one in results], Durations())
+    for result in results:
+        report.part(result)
+    assert report.end(tmp_path / "durations.json") == 1
+    *_, failures, last = capsys.readouterr().out.rpartition("Tried again: 1\n")[2].splitlines()
+    assert failures
+    assert last == "1 passed, 3 failed, 2 skipped"
+    assert json.loads((tmp_path / "durations.json").read_text())["files"]
+
+
+def test_durations_take_the_place_of_older_ones() -> None:
+    old = Durations(
+        {"tests/a.py": {"test": 9.0, "proof": 5.0}, "tests/b.py": {"test": 1.0}}, {"tests/a.py::test_b": 9.0}
+    )
+    new = old.updated([("tests/a.py::test_b", "test", 0.5), ("tests/a.py::test_c[::]", "test", 2.0)])
+    assert new.files == {"tests/a.py": {"test": 2.5, "proof": 5.0}, "tests/b.py": {"test": 1.0}}
+    assert new.slow == {"tests/a.py::test_c[::]": 2.0}
+    assert new.seconds("tests/a.py", ("test", "proof")) == 7.5
+    assert new.seconds("tests/unheard.py", ("test",)) > 0
+
+
+RUNS_ONE = """
+import sys
+from pathlib import Path
+from tests.runner.parts import Part
+from tests.runner.processes import Runner
+file = Path(sys.argv[1])
+Runner(1, file.parent, print, ["-c", "/dev/null"]).run([Part((str(file),), "", 1.0)])
+"""
+LASTS = """
+import os, pathlib, time
+def test_a():
+    pathlib.Path(__file__).with_name("began").write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
+    file, began = tmp_path / "test_long.py", tmp_path / "began"
+    file.write_text(LASTS)
+    with subprocess.Popen([sys.executable, "-c", RUNS_ONE, file], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        assert wait_until(lambda: began.exists() and began.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    assert not psutil.pid_exists(int(began.read_text()))

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.runner.base import Base, find_base
+from tests.runner.base import RELEASE, Base, find_base
 from tests.runner.choice import Choice, changed_files, choose, files_of_tests
 from tests.runner.durations import RECORD, Durations
 from tests.runner.imports import ROOT
@@ -37,11 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=min(8, os.cpu_count() or 1) + 1, help="processes at a time; some wait"
     )
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help="write the durations to tests/runner/durations.json, and not to artifacts/tests",
-    )
+    parser.add_argument("--record", action="store_true", help="write the durations on record anew")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     options = parser.parse_args()
     try:
@@ -62,7 +58,8 @@ def main() -> int:
             Runner(options.workers, Path(folder), report.part).run(parts)
         except KeyboardInterrupt:
             return 130
-    return report.end(RECORD if options.record else ROOT / "artifacts/tests/durations.json")
+    record = RECORD if options.record else ROOT / "artifacts/tests/durations.json"
+    return report.end(record, RELEASE if options.verb == "release" else None)
 
 
 def _chosen(verb: str, given: str | None) -> tuple[Choice, str]:

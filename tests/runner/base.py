@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.runner.imports import ROOT
 
-RELEASE = Path(__file__).with_name("release.json")
+RELEASE = ROOT / "docs/results/tests/release.json"
 """The last run of all proofs that passed."""
 
 

@@ -42,9 +42,18 @@ PROVES = {
     "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
 }  # fmt: skip
 """What the long proofs of a file or folder are about, instead of all that they import, besides their own helpers."""
-PACKAGES = ("inflight", "benchmarks", "tests")
+ALSO = {
+    "inflight/engine/native/bindings.py": ("native/",),
+    "tests/triton/test_": ("backends/", "model_repository/", "inflight/triton/"),
+    "tests/unit/test_docs_commands.py": ("CHANGELOG.md", "LICENSE", ".gitignore"),
+    "tests/unit/test_structure.py": (
+        "inflight/", "benchmarks/", "backends/", "build/", "client/", "loadtest/", "monitoring/", "scripts/", "tests/",
+    ),
+}  # fmt: skip
+"""What files rest on besides, which no import shows."""
 STARTS = {"inflight/serve/server.py": ("backends/", "model_repository/")}
 """What a module starts by other means than the name of a Python module: Triton loads the backends."""
+PACKAGES = ("inflight", "benchmarks", "tests")
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,7 @@ class RestsOn:
         there = [path for path in python if (root / path).is_file()]
         narrow = {path: self._direct(path) for path in there}
         wide = {path: direct | self._starts(path) for path, direct in narrow.items()}
-        for test in files_of_tests(root):
+        for test in files_of_tests(root):  # in the wide graph all of it counts
             if proven := set(proves(test)):
                 narrow[test], wide[test] = proven | self._own(test), wide[test] | proven
         self.narrow, self.wide = backwards(narrow), backwards(wide)
@@ -131,7 +140,7 @@ class RestsOn:
 
     def _direct(self, path: str) -> set[str]:
         """Return what a file imports; for a helper of tests also what it names; for tests also their conftest.py."""
-        direct = set(self._imports[path])
+        direct = self._imports[path] | {one for begin, paths in ALSO.items() if path.startswith(begin) for one in paths}
         if path.startswith("tests/"):
             direct |= self._named(path)
         if Path(path).name.startswith("test_"):
@@ -144,18 +153,20 @@ class RestsOn:
         return {_alone(path) for path in reachable({test}, helpers)}
 
     def _named(self, path: str) -> set[str]:
-        """Return the files and folders that a file names."""
-        names = {name.rstrip("/") for name in read_source(self._root / path).strings}
+        """Return the files and folders that a file names, from the root, from tests/ or from its own folder."""
+        said = {name.rstrip("/") for name in read_source(self._root / path).strings}
+        names = {f"{begin}{name}" for name in said for begin in ("", "tests/", f"{Path(path).parent}/")}
         return names & self._files | {f"{name}/" for name in names} & self._folders
 
     def _starts(self, path: str) -> set[str]:
-        """Return the files that run in the processes that a file starts."""
+        """Return the files that run in the processes that a file starts, and what a module of the package names."""
         source = read_source(self._root / path)
-        found = {one for start in STARTS.get(path, ()) for one in self._imports if one.startswith(start)}
+        folders = STARTS.get(path, ())
+        found = {one for one in self._imports if one.startswith(folders)} if folders else set()
         if path.startswith("tests/") and source.program:
             found.add("inflight/__main__.py")
         found.update(*map(self._module_files, source.strings))
-        return found & self._imports.keys() - {path}
+        return (found | self._named(path) | set(folders)) - {path}
 
     def _module_files(self, name: str) -> Iterator[str]:
         """Yield the file of a module; of a name that ends with a dot those of the modules whose names begin so."""

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-RECORD = Path(__file__).with_name("durations.json")
+from tests.runner.imports import ROOT
+
+RECORD = ROOT / "docs/results/tests/durations.json"
 UNKNOWN_S = 5.0
 """What a file takes that is not on record."""
 SLOW_S = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -47,8 +48,13 @@ class Report:
         if result.broke:
             say(f"{result.part.name}: {result.broke}; what comes after it did not run")
 
-    def end(self, record: Path) -> int:
-        """Write the durations to ``record``, say what was slow, repeated and failed, and return the exit code."""
+    def end(self, record: Path, release: Path | None = None) -> int:
+        """Say what was slow, repeated and failed; return the exit code.
+
+        Args:
+            record: where the durations are written to.
+            release: where it is written that all proofs have passed, if they have and the checkout is that of a commit.
+        """
         ended = [one for result in self._results for one in result.ended]
         say(f"\nThe slowest {SLOWEST}, and what they took on record:")
         for one in sorted(ended, key=lambda one: -one.seconds)[:SLOWEST]:
@@ -67,8 +73,12 @@ class Report:
                 say(f"FAILED {result.part.name}: {result.broke}")
         counts = sum((result.counts for result in self._results), Counter[str]())
         counts["failed"] += sum(bool(result.broke) for result in self._results)
+        made = {**provenance(), "minutes": round((time.monotonic() - self._began) / 60, 1), **counts}
+        if release is not None and not counts["failed"] and not str(made["commit"]).endswith("-dirty"):
+            release.write_text(json.dumps(made, indent=1) + "\n")
+            say(f"that all proofs have passed stands in {release}")
         say(_counts(counts))
-        return int(any(result.failed for result in self._results) or not ended)
+        return int(counts["failed"] > 0 or not ended)
 
 
 def say(line: str) -> None:

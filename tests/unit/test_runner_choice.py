@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner.base import find_base
-from tests.runner.choice import EVERYTHING, PROVES, STARTS, changed_files, choose, files_of_tests
+from tests.runner.choice import ALSO, EVERYTHING, PROVES, STARTS, changed_files, choose, files_of_tests
 from tests.runner.imports import ROOT
 
 CHECKOUT = {
@@ -25,6 +25,9 @@ CHECKOUT = {
     "docs/page.md": "",
     "docs/runbooks/gone.md": "",
     "native/pool.cpp": "",
+    "inflight/engine/native/bindings.py": "",
+    "model_repository/tokenizer/config.pbtxt": "",
+    "tests/engine/test_native_step.py": "import inflight.engine.native.bindings",
     "notes.txt": "",
     "tests/conftest.py": "",
     "tests/a/conftest.py": "import tests.a.support.helper",
@@ -37,6 +40,8 @@ CHECKOUT = {
     "tests/b/test_worker.py": 'run([python, "-m", "inflight.worker"])',
     "tests/engine/test_native_tiles.py": "import inflight.text\nimport tests.engine.support.native",
     "tests/engine/support/native.py": "import inflight.text",
+    "tests/b/test_fake.py": 'FAKE = TESTS / "fakes/backends"',
+    "tests/fakes/backends/model.py": "",
     "tests/gpu/test_gpu.py": "import inflight.text",
 }
 
@@ -72,8 +77,10 @@ def _names(files: dict[str, str]) -> set[str]:
         ("inflight/worker.py", {"worker"}, set()),
         ("docs/page.md", {"docs", "page"}, {"docs", "page"}),
         ("docs/new.md", {"docs"}, {"docs"}),
-        ("native/pool.cpp", {"native_tiles"}, {"native_tiles"}),
+        ("native/pool.cpp", {"native_tiles", "native_step"}, {"native_tiles", "native_step"}),
+        ("model_repository/tokenizer/config.pbtxt", {"serve", "program"}, set()),
         ("tests/engine/support/native.py", {"native_tiles"}, {"native_tiles"}),
+        ("tests/fakes/backends/model.py", {"fake"}, {"fake"}),
         ("tests/b/test_page.py", {"page"}, {"page"}),
         ("tests/a/support/helper.py", {"helped"}, {"helped"}),
     ],
@@ -149,7 +156,8 @@ def test_a_release_of_another_history_is_no_base(history: Callable[[str], str], 
 
 def test_no_file_of_this_checkout_is_named_that_is_not_there() -> None:
     """A table that names what was moved would leave out proofs for good."""
-    named = {*EVERYTHING, *STARTS, *PROVES, *(path for paths in PROVES.values() for path in paths)}
+    named = {*EVERYTHING, *STARTS, *PROVES, *(name for name in ALSO if name.endswith(".py"))}
+    named |= {path for table in (PROVES, ALSO, STARTS) for paths in table.values() for path in paths}
     assert not [name for name in named if not (ROOT / name).exists()]
     assert all((ROOT / name).is_dir() == name.endswith("/") for name in named)
     assert all(any(test.startswith(begin) for test in files_of_tests()) for begin in PROVES)

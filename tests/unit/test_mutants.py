@@ -1,0 +1,61 @@
+"""Recorded mutants fit the source, and the tests that noticed one are among those that are chosen for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runner.choice import choose
+from tests.runner.imports import ROOT
+from tests.runner.mutants import RESULTS, Mutant, applied, nearest_first, others, read_mutants
+
+
+def test_each_text_occurs_once() -> None:
+    mutants = read_mutants()
+    assert len(mutants) == 80
+    for mutant in mutants:
+        assert (ROOT / mutant.file).read_text().count(mutant.old) == 1, mutant
+        assert mutant.old != mutant.new
+
+
+def test_the_tests_that_noticed_a_mutant_are_chosen_for_it() -> None:
+    """Also those that run in the processes that a test starts, for which no import shows it."""
+    rows = json.loads(RESULTS.read_text())["rows"]
+    noticed = [row for row in rows if row["noticed_by"]]
+    assert len(noticed) >= 60
+    for row in noticed:
+        choice = choose([row["file"]])
+        assert row["noticed_by"].partition("::")[0] in choice.tests.keys() | choice.proofs.keys(), row
+
+
+def test_a_checkout_is_put_back(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("a = 1\nb = 2\n")
+    first, second = Mutant("a.py", "a = 1", "a = 3", ""), Mutant("a.py", "b = 2", "b = 4", "")
+    with applied([first, second], tmp_path):
+        assert file.read_text() == "a = 3\nb = 4\n"
+    assert file.read_text() == "a = 1\nb = 2\n"
+    with pytest.raises(KeyboardInterrupt), applied([first], tmp_path):
+        raise KeyboardInterrupt
+    assert file.read_text() == "a = 1\nb = 2\n"
+    third = Mutant("a.py", "c = 1", "", "")
+    with pytest.raises(ValueError, match="does not have 'c = 1' once"), applied([third], tmp_path):
+        pass
+
+
+def test_nearest_first() -> None:
+    graph = {"a.py": {"b.py", "test_far.py"}, "docs/": {"test_docs.py"}, "b.py": {"c.py"}, "c.py": {"test_far.py", "d"}}
+    assert nearest_first({"test_far.py", "d"}, "a.py", graph) == ["test_far.py", "d"]
+    assert nearest_first({"test_docs.py"}, "docs/a.md", graph) == ["test_docs.py"]
+
+
+def test_a_file_runs_with_the_mutants_that_it_is_not_chosen_for() -> None:
+    mutants = [one for one in read_mutants() if one.file in ("inflight/gateway/sse.py", "native/sample.cpp")]
+    groups = {
+        test: places for places, tests in others(mutants).items() for test, marks in tests if "not proof" in marks
+    }
+    [sse, native] = range(2)
+    assert groups["tests/engine/test_native_draw.py"] == (sse,)
+    assert groups["tests/gateway/test_bodies.py"] == (native,)

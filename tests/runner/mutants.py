@@ -30,6 +30,8 @@ from tests.runner.parts import PROOFS, TEST
 
 MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
+OWN = "tests/unit/test_mutants.py"
+"""It sees that a mutant is applied, and not what is wrong with it."""
 FILES_AT_A_TIME = 6
 MOST_S = 1800.0
 
@@ -109,9 +111,9 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
     runs = [
         (sorted_files, marks, profile)
         for files, graph, marks, profile in (
-            (set(choice.proofs), rests_on.narrow, f"not programs and {TEST}", "dev"),
-            (choice.tests.keys() - choice.proofs.keys(), rests_on.wide, TEST, "dev"),
-            (set(choice.proofs), rests_on.narrow, f"(proof or property) and {PROOFS}", "full"),
+            (set(choice.proofs) - {OWN}, rests_on.narrow, TEST, "dev"),
+            (choice.tests.keys() - choice.proofs.keys() - {OWN}, rests_on.wide, TEST, "dev"),
+            (set(choice.proofs) - {OWN}, rests_on.narrow, f"(proof or property) and {PROOFS}", "full"),
         )
         for sorted_files in [nearest_first(files, mutant.file, graph)]
     ]
@@ -128,7 +130,7 @@ def others(mutants: Sequence[Mutant]) -> dict[tuple[int, ...], list[tuple[str, s
     """Return files of tests, each with its marks, by the places of the mutants that they are not chosen for."""
     choices = [choose([mutant.file]) for mutant in mutants]
     groups: dict[tuple[int, ...], list[tuple[str, str]]] = {}
-    for test in files_of_tests():
+    for test in set(files_of_tests()) - {OWN}:
         for marks, chosen in (
             (TEST, [test in choice.tests for choice in choices]),
             (f"(proof or property) and {PROOFS}", [test in choice.proofs for choice in choices]),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.runner.imports import import_graph
 from tests.support.tables import each_row
 
 ROOT = Path(__file__).parents[2]
@@ -206,30 +207,9 @@ def test_arrows_point_down_only(path: Path) -> None:
 
 def test_no_imports_run_in_a_circle() -> None:
     """Between files, imports for type checking too: of a circle of files none can be read, or changed, alone."""
-    found = {frozenset(circle): " -> ".join([*circle, circle[0]]) for circle in _circles(_import_graph())}
+    graph = import_graph(str(path.relative_to(ROOT)) for path in _files("inflight", "benchmarks"))
+    found = {frozenset(circle): " -> ".join([*circle, circle[0]]) for circle in _circles(graph)}
     assert not list(found.values())
-
-
-def _import_graph() -> dict[str, set[str]]:
-    """Return which of our modules each of our modules imports."""
-    paths = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in _files("inflight", "benchmarks")
-    }
-    return {
-        name: {imported for imported in _imported(path) if imported in paths and imported != name}
-        for name, path in paths.items()
-    }
-
-
-def _imported(path: Path) -> Iterator[str]:
-    """Yield the modules that a file may import: of ``from package import name`` both."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:

@@ -45,18 +45,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.hookimpl(tryfirst=True)  # pytest reads the marks in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark properties, the proofs among them that a mark implies, and what is tried again."""
-    swept: set[str] = set()
+    swept: dict[str, list[pytest.Item]] = {}
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
-        if item.get_closest_marker("alone"):
-            item.add_marker("proof")
         if item.get_closest_marker("sweep"):
-            test = item.nodeid.partition("[")[0]
-            if test in swept:
-                item.add_marker("proof")
-            swept.add(test)
+            swept.setdefault(item.nodeid.partition("[")[0], []).append(item)
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
+    for cases in swept.values():
+        _mark_sweep(cases)
+    for item in items:
+        if any(item.get_closest_marker(mark) for mark in ("alone", "release")):
+            item.add_marker("proof")
+
+
+def _mark_sweep(cases: list[pytest.Item]) -> None:
+    """Mark all cases but the first as proofs, and of more than ``most`` all but these, evenly chosen, for a release."""
+    most = cases[0].get_closest_marker("sweep").kwargs.get("most", len(cases))  # type: ignore[union-attr]
+    kept = {round(place * len(cases) / most) for place in range(most)}
+    for place, item in enumerate(cases):
+        if place:
+            item.add_marker("proof")
+        if place not in kept:
+            item.add_marker("release")
 
 
 def _waited_s() -> dict[str, float]:

@@ -55,7 +55,7 @@ def _cached(outputs: dict[int, Output]) -> list[int]:
     return [output.metrics.cached_tokens for output in outputs.values() if output.metrics]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @each
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str) -> None:
@@ -103,7 +103,7 @@ def _log_probs(model: nn.Module, prompt: Sequence[int], tokens: Sequence[int]) -
     return logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5moe", "qwen3next", "qwen2moe"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_neighbours_change_no_bit(name: str, dtype: str) -> None:

@@ -13,8 +13,10 @@ from tests.runner.imports import ROOT
 Verb = Literal["test", "check", "release"]
 TEST = "not proof and not programs"
 PROOFS = "not alone and not programs and not proof(waits=True)"
-SERVERS = "tests/triton/"
-"""Tests that look at the same servers, which take long to start."""
+SPARED = " and not release"
+"""`make check` leaves these to `make release`."""
+TOGETHER = ("tests/triton/", "tests/docker/", "tests/gateway/programs/")
+"""Folders whose tests look at the same servers or images, which take long to start or to build."""
 LISTS_A_WORKER = 3
 LEAST_S = 30.0
 """A process takes some seconds to import what tests import; so much of tests is worth it."""
@@ -56,19 +58,16 @@ def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> 
     """
     if verb == "test":
         return _shared_out(choice.tests, TEST, ("test",), durations, workers, "dev")
-    profile = PROFILES[verb]
+    profile, spared = PROFILES[verb], SPARED * (verb == "check")
     parts = [
-        *_shared_out(choice.proofs, PROOFS, ("test", "proof"), durations, workers, profile),
+        *_shared_out(choice.proofs, PROOFS + spared, ("test", "proof"), durations, workers, profile),
         *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers, "dev"),
-        *(
-            Part(tuple(files), "proof(waits=True)", durations.sum(files, ("waits",)), profile, waits=True)
-            for files in _by_folder(_that_say("waits=True", choice.proofs))
-        ),
     ]
-    if programs := _that_say("mark.programs", choice.proofs):
-        parts.append(Part(tuple(programs), "programs", durations.sum(programs, ("programs",)), profile, waits=True))
+    for text, marks, kind in (("waits=True", "proof(waits=True)", "waits"), ("mark.programs", "programs", "programs")):
+        for files in _together(_that_say(text, choice.proofs)):
+            parts.append(Part(tuple(files), marks + spared, durations.sum(files, (kind,)), profile, waits=True))
     if alone := _that_say("mark.alone", choice.proofs):
-        parts.append(Part(tuple(alone), "alone", durations.sum(alone, ("alone",)), profile, alone=True))
+        parts.append(Part(tuple(alone), "alone" + spared, durations.sum(alone, ("alone",)), profile, alone=True))
     return sorted(parts, key=lambda part: (part.alone, not part.waits, -part.seconds))
 
 
@@ -77,7 +76,7 @@ def _shared_out(
 ) -> list[Part]:
     seconds = {path: durations.seconds(path, kinds) for path in sorted(paths)}
     most = max(LEAST_S, sum(seconds.values()) / (workers * LISTS_A_WORKER))
-    lists = share_out(seconds, most, [path for path in seconds if path.startswith(SERVERS)])
+    lists = share_out(seconds, most, [path for path in seconds if path.startswith(TOGETHER[0])])
     return [Part(tuple(files), marks, durations.sum(files, kinds), profile) for files in lists]
 
 
@@ -85,8 +84,9 @@ def _that_say(text: str, paths: Iterable[str]) -> list[str]:
     return [path for path in sorted(paths) if text in (ROOT / path).read_text()]
 
 
-def _by_folder(paths: list[str]) -> list[list[str]]:
-    folders: dict[str, list[str]] = {}
+def _together(paths: list[str]) -> list[list[str]]:
+    """Return the files of each folder of ``TOGETHER`` in one list, and each other file in one of its own."""
+    lists: dict[str, list[str]] = {}
     for path in paths:
-        folders.setdefault(path.split("/")[1], []).append(path)
-    return list(folders.values())
+        lists.setdefault(next(filter(path.startswith, TOGETHER), path), []).append(path)
+    return list(lists.values())

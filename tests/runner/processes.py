@@ -18,6 +18,8 @@ from typing import Any
 from tests.runner.imports import ROOT
 from tests.runner.parts import Part
 
+WAITING = 2
+"""So many parts that mostly wait run at a time, beside those that compute."""
 _NOTHING_SELECTED = 5
 """Pytest's exit code where no test has the marks."""
 STOP_S = 30.0
@@ -76,7 +78,7 @@ class Runner:
         results: list[Result] = []
         computing = [part for part in parts if not part.waits and not part.alone]
         waiting = [part for part in parts if part.waits]
-        queues = [*[computing] * self._workers, waiting]
+        queues = [*[computing] * self._workers, *[waiting] * WAITING]
         threads = [threading.Thread(target=self._work, args=(queue, results)) for queue in queues]
         try:
             for thread in threads:

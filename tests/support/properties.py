@@ -15,13 +15,13 @@ _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
 settings.register_profile(
     "full",
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     suppress_health_check=_SPEED,
     print_blob=True,
     derandomize="CI" in os.environ,
 )
-settings.register_profile("soak", settings.get_profile("full"), max_examples=5000, derandomize=False)
+settings.register_profile("soak", settings.get_profile("full"), max_examples=1000, derandomize=False)
 
 
 def load_profile() -> None:

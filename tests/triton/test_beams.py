@@ -60,6 +60,7 @@ def found(width: int, penalty: float, early_stopping: bool, *ends: int) -> list[
 
 
 @pytest.mark.proof
+@pytest.mark.sweep(most=3)
 @pytest.mark.parametrize("kind", [Client, HttpClient])
 @pytest.mark.parametrize("streams", [True, False])
 def test_beam_width_gives_the_beams_of_transformers(

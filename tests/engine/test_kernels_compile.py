@@ -18,7 +18,8 @@ _NAMES = (
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("capability", list(_SHARED_MEMORY))
+@pytest.mark.sweep(most=1)
+@pytest.mark.parametrize("capability", sorted(_SHARED_MEMORY, reverse=True))
 def test_they_compile_and_fit(capability: int) -> None:
     lines = [line.split() for line in compiled("compile_kernels", capability)]
     assert {line[0] for line in lines} == {f"_{name}_kernel" for name in _NAMES}

@@ -55,7 +55,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="inflight-tests-") as folder:
         try:
-            Runner(options.workers, Path(folder), report.part).run(parts)
+            Runner(options.workers, Path(folder), report.part, progress=report.progress).run(parts)
         except KeyboardInterrupt:
             return 130
     record = RECORD if options.record else ROOT / "artifacts/tests/durations.json"

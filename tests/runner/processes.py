@@ -64,10 +64,27 @@ class Runner:
     """Runs parts in processes: as many at a time as it has workers, besides those that wait."""
 
     def __init__(
-        self, workers: int, folder: Path, done: Callable[[Result], object], options: Sequence[str] = ()
+        self,
+        workers: int,
+        folder: Path,
+        done: Callable[[Result], object],
+        options: Sequence[str] = (),
+        progress: Callable[[int, float, str], object] = lambda *_: None,
+        every_s: float = 60.0,
     ) -> None:
-        """``folder`` gets the processes' output; ``done`` is called for each part that has ended, one at a time."""
+        """Make a runner; nothing runs yet.
+
+        Args:
+            workers: processes at a time.
+            folder: gets the processes' output.
+            done: called for each part that has ended, one at a time.
+            options: more arguments of pytest.
+            progress: called every ``every_s`` seconds with the number of tests that have ended, and the seconds and the
+                name of the one that has run longest.
+            every_s: see ``progress``.
+        """
         self._workers, self._folder, self._done, self._options = workers, folder, done, options
+        self._progress, self._every_s = progress, every_s
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[Any]] = set()
         self._stopped = False
@@ -84,12 +101,25 @@ class Runner:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
+                while thread.is_alive():
+                    thread.join(self._every_s)
+                    self._tell_progress()
             self._work([part for part in parts if part.alone], results)
         except KeyboardInterrupt:
             self._stop()
             raise
         return results
+
+    def _tell_progress(self) -> None:
+        """Tell the number of tests that have ended, and which one has run longest, for how many seconds."""
+        ended, longest = 0, (0.0, "")
+        for told in sorted(self._folder.glob("*.jsonl")):
+            result = Result(Part((), "", 0.0))
+            begun = _read(told, result)
+            ended += len(result.ended)
+            if begun:
+                longest = max(longest, (time.time() - told.stat().st_mtime, begun))
+        self._progress(ended, *longest)
 
     def _work(self, queue: list[Part], results: list[Result]) -> None:
         while not self._stopped:
@@ -141,7 +171,8 @@ class Runner:
 def _read(told: Path, result: Result) -> str:
     """Add what a process told to its result; return the test that began and did not end."""
     begun = ""
-    for line in told.read_text().splitlines() if told.is_file() else ():
+    whole, _, _ = told.read_text().rpartition("\n") if told.is_file() else ("", "", "")
+    for line in whole.splitlines():
         said = json.loads(line)
         if "begins" in said:
             begun = said["begins"]

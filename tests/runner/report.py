@@ -15,6 +15,8 @@ from tests.runner.parts import Part
 from tests.runner.processes import Result
 
 SLOWEST = 40
+LONG_S = 60.0
+"""A test that has run so long is named meanwhile."""
 
 
 class Report:
@@ -40,13 +42,21 @@ class Report:
     def part(self, result: Result) -> None:
         """Say that a part has ended; of one in which a test failed, print what its process printed."""
         self._results.append(result)
-        minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
-        place = f"{minutes:3}:{seconds:02}  {len(self._results)} of {len(self._parts)}"
+        place = f"{self._time()}  {len(self._results)} of {len(self._parts)}"
         say(f"{place}  {result.part.name}: {_counts(result.counts)} in {result.seconds:.0f} s")
         if result.failed:
             say(result.output)
         if result.broke:
             say(f"{result.part.name}: {result.broke}; what comes after it did not run")
+
+    def progress(self, ended: int, seconds: float, test: str) -> None:
+        """Say how many tests have ended, and which one takes long."""
+        slow = f"; for {seconds:.0f} s: {test}" if seconds >= LONG_S else ""
+        say(f"{self._time()}  {ended} tests have ended{slow}")
+
+    def _time(self) -> str:
+        minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
+        return f"{minutes:3}:{seconds:02}"
 
     def end(self, record: Path, release: Path | None = None) -> int:
         """Say what was slow, repeated and failed; return the exit code.

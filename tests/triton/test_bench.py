@@ -53,7 +53,7 @@ def test_bench_serving_cost(tmp_path: Path) -> None:
         assert f"{row['tokens_per_second']:,}" in printed
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_bench_tokenizer(tmp_path: Path) -> None:
     [row], printed = _bench(tmp_path, "tokenizer", "--words", "20")
     assert row["prompt_words"] == 20

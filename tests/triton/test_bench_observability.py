@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import bench
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_bench_observability_rows_are_three_servers(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     chosen = "--engine replay --step-ms 1 --streams 4 --rounds 2 --seconds 0.5"

@@ -36,7 +36,7 @@ def answers(server: Running) -> list[str]:
         return [client.generate([{"role": "user", "content": text}], options).text for text in QUESTIONS]
 
 
-@pytest.fixture(scope="module", params=["fp8", "int4-awq"])
+@pytest.fixture(scope="module", params=["fp8", pytest.param("int4-awq", marks=pytest.mark.release)])
 def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``make engine`` builds from the demo checkpoint."""
     directory = tmp_path_factory.mktemp(request.param)

@@ -164,6 +164,16 @@ def test_durations_take_the_place_of_older_ones() -> None:
     assert new.seconds("tests/unheard.py", ("test",)) > 0
 
 
+def test_progress_names_the_test_that_runs_longest(tmp_path: Path) -> None:
+    (tmp_path / "test_long.py").write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(3)")
+    told: list[tuple[int, float, str]] = []
+    runner = Runner(1, tmp_path, print, ["-c", "/dev/null"], lambda *said: told.append(said), every_s=0.05)
+    runner.run([Part((str(tmp_path / "test_long.py"),), "", 1.0)])
+    running = [(ended, test.partition("::")[2]) for ended, _, test in told]
+    assert (1, "test_b") in running
+    assert told[-1][0] == 2
+
+
 RUNS_ONE = """
 import sys
 from pathlib import Path

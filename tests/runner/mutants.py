@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from inflight.report.provenance import provenance
-from tests.runner.choice import RestsOn, choose, files_of_tests
+from tests.runner.choice import READS_ALL, RestsOn, choose, files_of_tests
 from tests.runner.imports import ROOT
 from tests.runner.parts import PROOFS, TEST
 
 MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
-OWN = "tests/unit/test_mutants.py"
-"""It sees that a mutant is applied, and not what is wrong with it."""
+BLIND = {"tests/unit/test_mutants.py", READS_ALL}
+"""Tests that see the text of a file, and not what it does."""
 FILES_AT_A_TIME = 6
 MOST_S = 1800.0
 
@@ -111,9 +111,9 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
     runs = [
         (sorted_files, marks, profile)
         for files, graph, marks, profile in (
-            (set(choice.proofs) - {OWN}, rests_on.narrow, TEST, "dev"),
-            (choice.tests.keys() - choice.proofs.keys() - {OWN}, rests_on.wide, TEST, "dev"),
-            (set(choice.proofs) - {OWN}, rests_on.narrow, f"(proof or property) and {PROOFS}", "full"),
+            (set(choice.proofs) - BLIND, rests_on.narrow, TEST, "dev"),
+            (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST, "dev"),
+            (set(choice.proofs) - BLIND, rests_on.narrow, f"(proof or property) and {PROOFS} and not release", "full"),
         )
         for sorted_files in [nearest_first(files, mutant.file, graph)]
     ]
@@ -130,10 +130,10 @@ def others(mutants: Sequence[Mutant]) -> dict[tuple[int, ...], list[tuple[str, s
     """Return files of tests, each with its marks, by the places of the mutants that they are not chosen for."""
     choices = [choose([mutant.file]) for mutant in mutants]
     groups: dict[tuple[int, ...], list[tuple[str, str]]] = {}
-    for test in set(files_of_tests()) - {OWN}:
+    for test in set(files_of_tests()) - BLIND:
         for marks, chosen in (
             (TEST, [test in choice.tests for choice in choices]),
-            (f"(proof or property) and {PROOFS}", [test in choice.proofs for choice in choices]),
+            (f"(proof or property) and {PROOFS} and not release", [test in choice.proofs for choice in choices]),
         ):
             left_out = tuple(place for place, one in enumerate(chosen) if not one)
             groups.setdefault(left_out, []).append((test, marks))

@@ -7,8 +7,8 @@ import resource
 import subprocess
 import sys
 
-IMPORT_S = 3.0
-"""CPU time of ``import torch`` on a usual machine, at the most: also where others share its cores' caches."""
+IMPORT_S = 2.0
+"""CPU time of ``import torch`` on a usual machine. An AMD EPYC with AVX2, whose cores' caches others share, takes 3 s."""
 
 
 @functools.cache

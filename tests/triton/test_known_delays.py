@@ -43,7 +43,7 @@ PIPELINE_MS = 25.0
 """What the stages, Triton and the network's libraries may add to the engine's times, median, on a machine not busy."""
 STILL_MS = 50.0
 """A machine that stood still so long, even once, has made means and rates its own."""
-SLOW = 1.5
+SLOW = 2.25
 """What passes through a machine that is slower than a usual one by this factor may take more than 2 ms longer."""
 NO_SKIP = "INFLIGHT_TRUTH_NO_SKIP"
 """Environment variable: set to 1, a busy or slow machine is a failure and not a skip."""

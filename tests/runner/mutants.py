@@ -26,12 +26,13 @@ from typing import Any
 from inflight.report.provenance import provenance
 from tests.runner.choice import READS_ALL, RestsOn, choose, files_of_tests
 from tests.runner.imports import ROOT
-from tests.runner.parts import PROOFS, TEST
+from tests.runner.parts import PROOFS, SPARED, TEST
 
 MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
 BLIND = {"tests/unit/test_mutants.py", READS_ALL}
 """Tests that see the text of a file, and not what it does."""
+LONG = f"(proof or property) and {PROOFS}{SPARED}"
 FILES_AT_A_TIME = 6
 MOST_S = 1800.0
 
@@ -112,8 +113,8 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
         (sorted_files, marks, profile)
         for files, graph, marks, profile in (
             (set(choice.proofs) - BLIND, rests_on.narrow, TEST, "dev"),
+            (set(choice.proofs) - BLIND, rests_on.narrow, LONG, "full"),
             (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST, "dev"),
-            (set(choice.proofs) - BLIND, rests_on.narrow, f"(proof or property) and {PROOFS} and not release", "full"),
         )
         for sorted_files in [nearest_first(files, mutant.file, graph)]
     ]
@@ -133,7 +134,7 @@ def others(mutants: Sequence[Mutant]) -> dict[tuple[int, ...], list[tuple[str, s
     for test in set(files_of_tests()) - BLIND:
         for marks, chosen in (
             (TEST, [test in choice.tests for choice in choices]),
-            (f"(proof or property) and {PROOFS} and not release", [test in choice.proofs for choice in choices]),
+            (LONG, [test in choice.proofs for choice in choices]),
         ):
             left_out = tuple(place for place, one in enumerate(chosen) if not one)
             groups.setdefault(left_out, []).append((test, marks))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 IMPORT_S = 2.0
-"""CPU time of ``import torch`` on a usual machine. An AMD EPYC with AVX2, whose cores' caches others share, takes 3 s."""
+"""CPU time of ``import torch`` on a usual machine; an AMD EPYC whose cores' caches others share takes 3 s."""
 
 
 @functools.cache

@@ -58,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
 def _set_up(checkout: Path, extras: str, **environment: str) -> tuple[str, list[str]]:
     """Return what the set-up says, and the arguments of each call of pip since the last time."""
     command = [sys.executable, str(checkout / "scripts/setup.py"), extras]
-    compiler = {"CXX": str(checkout / "compiler")}
+    compiler = {"CXX": str(checkout / "compiler"), "XDG_CACHE_HOME": str(checkout / "cache")}
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | compiler | environment)
     calls = checkout / "calls"
     made = calls.read_text().splitlines() if calls.exists() else []

@@ -1,4 +1,4 @@
-"""What every test needs: the marks that follow from others, what the machine did meanwhile, interpreted kernels.
+"""All tests share these: marks that follow from others, what the machine did meanwhile, interpreted kernels.
 
 A failed test says what the machine did meanwhile. It is tried again, and the summary says so, in two cases: other
 guests of the host took a part of the cores, or its server or a stage has ended (Triton itself ends where it stands

@@ -26,7 +26,7 @@ from tests.runner.processes import Runner
 from tests.runner.report import Report
 
 NEEDS = {"docker": "tests/docker/", "clients": "tests/gateway/programs/"}
-"""What `.ci/run` installs, and whose proofs need it."""
+"""`.ci/run` installs these for the proofs of a folder."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Which tests and proofs a change can reach.
+"""Chooses the tests and proofs that a change can reach.
 
 A test file is chosen for a changed file that it rests on. It rests on what it imports, directly or not; on what its own
 folder's conftest.py imports; and on the files, folders and modules that it names in a string, e.g. ``ROOT / "docs"``. A
@@ -41,7 +41,7 @@ PROVES = {
     "tests/engine/test_native_sanitizers.py": ("native/", "inflight/engine/native/"),
     "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
 }  # fmt: skip
-"""What the long proofs of a file or folder are about, instead of all that they import, besides their own helpers."""
+"""Long proofs of a file or folder run for changes of these paths and of their own helpers, not of all they import."""
 READS_ALL = "tests/unit/test_structure.py"
 """It looks at each file, and proves nothing of what a file does."""
 ALSO = {
@@ -52,9 +52,9 @@ ALSO = {
         "inflight/", "benchmarks/", "backends/", "build/", "client/", "loadtest/", "monitoring/", "scripts/", "tests/",
     ),
 }  # fmt: skip
-"""What files rest on besides, which no import shows."""
+"""Files rest on these paths besides, which no import shows."""
 STARTS = {"inflight/serve/server.py": ("backends/", "model_repository/")}
-"""What a module starts by other means than the name of a Python module: Triton loads the backends."""
+"""A module starts these by other means than the name of a Python module: Triton loads the backends."""
 PACKAGES = ("inflight", "benchmarks", "tests")
 
 
@@ -110,7 +110,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 class RestsOn:
-    """Which files rest on a path, in two graphs: ``narrow`` for long proofs, ``wide`` for tests.
+    """Finds the files that rest on a path, in two graphs: ``narrow`` for long proofs, ``wide`` for tests.
 
     A node is the path of a file, or of a folder with a slash at the end.
     """

@@ -165,13 +165,20 @@ def test_durations_take_the_place_of_older_ones() -> None:
 
 
 def test_progress_names_the_test_that_runs_longest(tmp_path: Path) -> None:
-    (tmp_path / "test_long.py").write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(3)")
-    told: list[tuple[int, float, str]] = []
-    runner = Runner(1, tmp_path, print, ["-c", "/dev/null"], lambda *said: told.append(said), every_s=0.05)
-    runner.run([Part((str(tmp_path / "test_long.py"),), "", 1.0)])
-    running = [(ended, test.partition("::")[2]) for ended, _, test in told]
-    assert (1, "test_b") in running
-    assert told[-1][0] == 2
+    text = "import pathlib, time\ndef test_a(): pass\n"
+    text += "def test_b():\n    while not pathlib.Path(__file__).with_name('seen').exists(): time.sleep(0.05)\n"
+    (tmp_path / "test_long.py").write_text(text)
+    told: list[int] = []
+
+    def progress(ended: int, _seconds: float, test: str) -> None:
+        told.append(ended)
+        if (ended, test.partition("::")[2]) == (1, "test_b"):
+            (tmp_path / "seen").touch()
+
+    runner = Runner(1, tmp_path, print, ["-c", "/dev/null"], progress, every_s=0.05)
+    [result] = runner.run([Part((str(tmp_path / "test_long.py"),), "", 1.0)])
+    assert not result.failed
+    assert told[-1] == 2
 
 
 RUNS_ONE = """
@@ -194,7 +201,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     file, began = tmp_path / "test_long.py", tmp_path / "began"
     file.write_text(LASTS)
     with subprocess.Popen([sys.executable, "-c", RUNS_ONE, file], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        assert wait_until(lambda: began.exists() and began.read_text())
+        assert wait_until(lambda: began.exists() and began.read_text(), within_s=120)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) != 0
     assert not psutil.pid_exists(int(began.read_text()))

@@ -38,7 +38,7 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# `test` has at least one proof of every promise. `check` has the tests and the long proofs that the change can reach:
+# `test` has what is proven in short. `check` has the tests and the long proofs that the change can reach:
 # BASE=REV says since when, and tests/runner/base.py what counts without it. `release` has everything, and writes down
 # that it passed and how long each test took. ARGS are pytest's, of one process, instead of all that.
 RUN = $(BIN)/python -m tests.runner

@@ -35,7 +35,7 @@ _FAILED = re.compile(r"^FAILED (.+)$", re.MULTILINE)
 _MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
 """The environment by which one make hands its arguments to another, which are not those of the tests."""
 NEIGHBOUR = [sys.executable, str(ROOT / "tests/support/busy_neighbour.py")]
-"""What takes the cores away; it says so in a line."""
+"""This program takes the cores away; it says so in a line."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tests.runner.imports import ROOT
 
 RECORD = ROOT / "docs/results/tests/durations.json"
 UNKNOWN_S = 5.0
-"""What a file takes that is not on record."""
+"""A file that is not on record is taken to last so long."""
 SLOW_S = 1.0
 """Tests that take as long stand on record by name."""
 
@@ -21,9 +21,9 @@ class Durations:
     """Seconds by the wall clock, in a run whose processes shared the cores."""
 
     files: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By file, and by the kind of its tests."""
+    """Seconds by file, and by the kind of its tests."""
     slow: dict[str, float] = field(default_factory=dict)
-    """By test."""
+    """Seconds by test, of slow ones."""
 
     @classmethod
     def on_record(cls, path: Path = RECORD) -> Durations:

@@ -32,7 +32,7 @@ def tracked_files(root: Path = ROOT) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """What a Python file says of other files."""
+    """A Python file's words about other files."""
 
     imports: frozenset[str]
     """The modules that it may import, type checking included: of ``from package import name`` both."""

@@ -46,7 +46,7 @@ class Mutant:
     """It occurs once in the file."""
     new: str
     wrong: str
-    """What is wrong with it, for a user."""
+    """A user would see this go wrong."""
 
 
 def read_mutants(path: Path = MUTANTS) -> list[Mutant]:

@@ -1,4 +1,4 @@
-"""What runs in which process: parts, each a list of files and an expression of marks for one process of pytest."""
+"""Shares tests out to processes of pytest: a part is a list of files and an expression of marks for one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROFILES = {"check": "full", "release": "soak"}
 
 @dataclass(frozen=True)
 class Part:
-    """What one process of pytest runs."""
+    """The share of one process of pytest."""
 
     files: tuple[str, ...]
     marks: str

@@ -44,9 +44,10 @@ class _Teller:
         test = report.nodeid
         self._seconds[test] = self._seconds.get(test, 0.0) + report.duration
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # of pytest-rerunfailures
-            self._tell(repeats=test, cause=_last_line(report))
+            self._tell(repeats=test, cause=_first_line(report))
             self._outcomes.pop(test, None)
-        elif report.failed or (report.skipped and test not in self._outcomes):
+            return  # pytest-rerunfailures tells nothing more of this try
+        if report.failed or (report.skipped and test not in self._outcomes):
             self._outcomes[test] = report.outcome
         if report.when == "teardown":
             outcome = self._outcomes.pop(test, "passed")
@@ -60,7 +61,7 @@ class _Teller:
         self._file.write(json.dumps(said) + "\n")
 
 
-def _last_line(report: pytest.TestReport) -> str:
+def _first_line(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = str(crash.message if crash else report.longrepr).splitlines()
     return lines[0] if lines else ""

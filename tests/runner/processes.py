@@ -19,11 +19,11 @@ from tests.runner.imports import ROOT
 from tests.runner.parts import Part
 
 WAITING = 2
-"""So many parts that mostly wait run at a time, beside those that compute."""
+"""Parts that mostly wait and run at the same time, beside those that compute."""
 _NOTHING_SELECTED = 5
 """Pytest's exit code where no test has the marks."""
 STOP_S = 30.0
-"""What a process has to end its fixtures' servers after an interrupt."""
+"""A process has so long to end its fixtures' servers after an interrupt."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ended:
 
 @dataclass
 class Result:
-    """What became of a part."""
+    """A part's tests, and how it ended."""
 
     part: Part
     ended: list[Ended] = field(default_factory=list)

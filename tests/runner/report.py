@@ -82,13 +82,16 @@ class Report:
             if result.broke:
                 say(f"FAILED {result.part.name}: {result.broke}")
         counts = sum((result.counts for result in self._results), Counter[str]())
-        counts["failed"] += sum(bool(result.broke) for result in self._results)
+        lost = len(self._parts) - len(self._results)
+        if lost:
+            say(f"FAILED {lost} of {len(self._parts)} processes told nothing")
+        counts["failed"] += sum(bool(result.broke) for result in self._results) + lost
         made = {**provenance(), "minutes": round((time.monotonic() - self._began) / 60, 1), **counts}
         if release is not None and not counts["failed"] and not str(made["commit"]).endswith("-dirty"):
             release.write_text(json.dumps(made, indent=1) + "\n")
             say(f"that all proofs have passed stands in {release}")
         say(_counts(counts))
-        return int(counts["failed"] > 0 or not ended)
+        return int(counts["failed"] > 0 or bool(self._parts and not ended))
 
 
 def say(line: str) -> None:

@@ -153,6 +153,23 @@ def test_the_end_says_what_failed_what_was_repeated_and_how_many(
     assert json.loads((tmp_path / "durations.json").read_text())["files"]
 
 
+def test_a_part_that_tells_nothing_is_a_failure_and_no_part_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = Part(("tests/a.py",), "", 1.0)
+    assert Report([part], Durations()).end(tmp_path / "durations.json") == 1
+    assert "FAILED 1 of 1 processes told nothing" in capsys.readouterr().out
+    assert Report([], Durations()).end(tmp_path / "durations.json") == 0
+
+
+def test_a_test_that_is_tried_again_ends_once(tmp_path: Path) -> None:
+    text = "import pytest\ntries = []\n@pytest.fixture\ndef late():\n    yield\n    tries.append(1)\n"
+    text += "    assert len(tries) > 1, 'late'\n@pytest.mark.flaky(reruns=2)\ndef test_a(late): pass\n"
+    [result] = _run(tmp_path, text)
+    assert [(one.test.partition("::")[2], one.outcome) for one in result.ended] == [("test_a", "passed")]
+    assert ["late" in cause for _, cause in result.repeated] == [True]
+
+
 def test_durations_take_the_place_of_older_ones() -> None:
     old = Durations(
         {"tests/a.py": {"test": 9.0, "proof": 5.0}, "tests/b.py": {"test": 1.0}}, {"tests/a.py::test_b": 9.0}

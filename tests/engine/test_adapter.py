@@ -40,13 +40,13 @@ _LONGROPE = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=6)
 @pytest.mark.parametrize("kind", EVERY_TIME)
 def test_what_transformers_generates(kind: str) -> None:
     assert judge(kind).served
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=12)
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in EVERY_TIME])
 def test_every_class_is_served_or_refused_as_the_facts_say(kind: str) -> None:
     fact = json.loads(FACTS.read_text())[TYPES[kind]]

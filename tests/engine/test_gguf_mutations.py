@@ -113,7 +113,7 @@ def test_mutated_files_are_refused_or_load(name: str, tmp_path: Path) -> None:
     _try(name, (*range(30), *NAMED.get(name, ())), tmp_path)
 
 
-@pytest.mark.proof
+@pytest.mark.release
 @pytest.mark.parametrize("name", FILES)
 def test_many_mutated_files_are_refused_or_load(name: str, tmp_path: Path) -> None:
     _try(name, range(30, 530), tmp_path)

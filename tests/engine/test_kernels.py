@@ -111,6 +111,7 @@ def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int
     assert torch.equal(torch.cat(parts), together)
 
 
+@pytest.mark.sweep(most=2)
 @pytest.mark.proof
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def _check(output: Output, expected: Tensor) -> None:
     assert output.log_probs[0] == pytest.approx(expected.max().item(), abs=1e-4)
 
 
+@pytest.mark.sweep(most=1)
 @pytest.mark.proof
 @pytest.mark.parametrize("name", ROPES)
 def test_the_end_of_a_long_prompt_is_that_of_transformers(name: str, tmp_path: Path) -> None:

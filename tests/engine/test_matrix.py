@@ -88,6 +88,7 @@ def _serve(architecture: str, form: str | None) -> None:
     assert len(run(engine, [request])[request.key].tokens) == 2
 
 
+@pytest.mark.sweep(most=20)
 @pytest.mark.proof
 @pytest.mark.parametrize(("architecture", "form"), [cell for cell in CELLS if cell not in FEW])
 def test_every_format_is_read_and_served_for_every_architecture(architecture: str, form: str) -> None:

@@ -71,7 +71,7 @@ def test_what_the_native_step_does_not_compute_is_refused_by_name(name: str) -> 
         load(checkpoint(name), cpu_step=SETS[0])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=12)
 @pytest.mark.parametrize(("name", "cpu_step", "policy"), _mixed_batches())
 def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, cpu_step: str, policy: str) -> None:
     """Twice: the second time most prefixes are cached."""

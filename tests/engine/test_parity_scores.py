@@ -47,7 +47,7 @@ def _check_top(output: Output, expected: torch.Tensor) -> None:
     torch.testing.assert_close(expected.gather(-1, ids), best, **CLOSE)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=8)
 @each
 def test_the_checkpoint_can_tell(name: str) -> None:
     """No parameter but is different from its neighbours, and no prompt leads to the same few tokens."""

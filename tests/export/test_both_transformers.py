@@ -137,7 +137,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Read:
         return Read(made, llamas, *read(program, every, output))
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_every_architecture(both: Read) -> None:
     changed = set()
     for name, (before, after) in both.pairs.items():

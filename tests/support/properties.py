@@ -1,8 +1,8 @@
 """Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make check`, ``soak`` for `make release`.
 
 HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
-the machine does. ``dev`` tries the same examples each time, and so does ``full`` where the environment has CI: what is
-tried there depends on the code alone. Elsewhere ``full`` and ``soak`` draw new examples.
+the machine does. ``dev`` and ``full`` try the same examples each time: what is tried there depends on the property
+alone. ``soak`` draws new ones.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
 settings.register_profile(
-    "full",
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=_SPEED,
-    print_blob=True,
-    derandomize="CI" in os.environ,
+    "full", max_examples=50, deadline=None, suppress_health_check=_SPEED, print_blob=True, derandomize=True
 )
 settings.register_profile("soak", settings.get_profile("full"), max_examples=1000, derandomize=False)
 
 
 def load_profile() -> None:
     """Load the profile that the environment names, before the first property is defined."""
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "dev")
+    settings.load_profile(profile)
+    if profile != "soak":
+        # Hypothesis also tries constants of all modules that are imported, so what else a process tests would decide.
+        providers._get_local_constants = Constants
 
 
 def examples(ratio: float) -> int:

@@ -72,6 +72,7 @@ def test_an_open_loops_knee_is_the_servers_capacity(tmp_path: Path) -> None:
     assert findings["usable"]["attainment"] == 1.0
 
 
+@pytest.mark.release
 def test_a_closed_loops_knee_is_where_all_places_are_taken(tmp_path: Path) -> None:
     record = _sweep(tmp_path, 3, "--kind", "concurrency", "--from", "1", "--to", "12", "--repeats", "1")
     _assert_near(record["findings"]["knee"]["requests_per_second"], 3 / REQUEST_S)

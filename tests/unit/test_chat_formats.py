@@ -172,7 +172,7 @@ def test_any_text_is_content(index: int, text: str) -> None:
     assert read(chat, list(text)) == Read(content=text)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=13)
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @pytest.mark.parametrize(
     "unit",

@@ -93,7 +93,7 @@ def test_calls_name_a_tool_and_only_its_parameters() -> None:
     assert calls > 200
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_values_and_markers_are_one_token_each() -> None:
     from demo.copying import words_of
     from demo.lessons import load_lessons

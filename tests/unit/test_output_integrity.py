@@ -85,7 +85,19 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 _ARGUMENTS = st.fixed_dictionaries(
     {}, optional={"a": _TEXTS, "b": st.integers(-9, 10**20), "c": st.lists(_VALUES, max_size=2)}
 )
-_CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), _ARGUMENTS), min_size=1, max_size=3)
+
+
+def _has_one_reading(call: Call) -> bool:
+    """Return whether the text ``a`` can only be a text: ``g`` has no schema, and XML writes ``"{}"`` and ``{}`` alike."""
+    name, arguments = call
+    try:
+        json.loads(arguments.get("a", "text"))
+    except ValueError:
+        return True
+    return name == "f"
+
+
+_CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), _ARGUMENTS).filter(_has_one_reading), min_size=1, max_size=3)
 _WORD = re.compile(r"q\d+z")
 """Halves of words that come to stand side by side make no other of the words."""
 _HEADERS = re.compile(r"(?<=<\|start\|>|channel\|>|nstrain\|>)[^<]*(?=<\|)")

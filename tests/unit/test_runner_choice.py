@@ -93,12 +93,17 @@ def test_what_a_change_reaches(changed: str, tests: set[str], proofs: set[str], 
     assert set(choice.tests.values()) == {changed}
 
 
-@pytest.mark.parametrize(
-    "changed", ["inflight/contract.py", "notes.txt", "unheard/of.yaml", "scripts/new.sh", "tests/conftest.py"]
-)
+@pytest.mark.parametrize("changed", ["pyproject.toml", ".ci/run", "notes.txt", "unheard/of.yaml", "scripts/new.sh"])
 def test_what_everything_rests_on_and_what_nothing_rests_on_reach_everything(changed: str, checkout: Path) -> None:
     choice = choose([changed], checkout)
     assert list(choice.tests) == list(choice.proofs) == files_of_tests(checkout)
+
+
+@pytest.mark.parametrize("changed", ["inflight/contract.py", "inflight/settings/keys.py", "tests/conftest.py"])
+def test_what_nearly_everything_rests_on_reaches_all_but_what_the_table_names(changed: str, checkout: Path) -> None:
+    choice, every = choose([changed], checkout), files_of_tests(checkout)
+    assert list(choice.tests) == every
+    assert list(choice.proofs) == [test for test in every if test != "tests/engine/test_native_tiles.py"]
 
 
 def test_a_deleted_module_reaches_what_still_names_it(checkout: Path) -> None:

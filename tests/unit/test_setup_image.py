@@ -53,7 +53,7 @@ def checkout(tmp_path: Path) -> Path:
 def _install(checkout: Path, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
     """Run the script; return how it ended, and the arguments of each call of `pip install`."""
     command = [sys.executable, str(checkout / "scripts/setup_image.py")]
-    found = os.environ | {"PYTHONPATH": str(checkout)} | environment
+    found = os.environ | {"PYTHONPATH": str(checkout), "PIP_FLAGS": ""} | environment
     done = subprocess.run(command, capture_output=True, text=True, env=found, cwd=checkout)
     calls = checkout / "calls"
     return done, [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []

@@ -19,6 +19,7 @@ ROUNDING = 2e-6
 """Of a log-likelihood: both compute in float32, and add in another order."""
 
 
+@pytest.mark.release
 def test_scores_are_those_of_transformers(demo_gateway: Served, tmp_path: Path) -> None:
     environment(LM_EVAL)
     theirs, ours = on_both(demo_gateway, DEMO / "model", tmp_path, DOCUMENTS)

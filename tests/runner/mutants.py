@@ -95,10 +95,10 @@ def nearest_first(files: set[str], path: str, graph: Mapping[str, set[str]]) -> 
     return sorted(files, key=lambda file: (distances.get(file, len(distances)), file))
 
 
-def run_until_one_fails(files: Sequence[str], marks: str, profile: str) -> str:
+def run_until_one_fails(files: Sequence[str], marks: str) -> str:
     """Run files of tests; return the test that failed first, or nothing."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *files]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": profile, "CI": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if done.returncode in (0, 5):
@@ -110,18 +110,18 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
     """Run what is chosen for a mutant until a test fails; return what came of it."""
     choice, rests_on, began = choose([mutant.file]), RestsOn.of(ROOT), time.monotonic()
     runs = [
-        (sorted_files, marks, profile)
-        for files, graph, marks, profile in (
-            (set(choice.proofs) - BLIND, rests_on.narrow, TEST, "dev"),
-            (set(choice.proofs) - BLIND, rests_on.narrow, LONG, "full"),
-            (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST, "dev"),
+        (sorted_files, marks)
+        for files, graph, marks in (
+            (set(choice.proofs) - BLIND, rests_on.narrow, TEST),
+            (set(choice.proofs) - BLIND, rests_on.narrow, LONG),
+            (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST),
         )
         for sorted_files in [nearest_first(files, mutant.file, graph)]
     ]
     with applied([mutant]):
-        for files, marks, profile in runs:
+        for files, marks in runs:
             for begin in range(0, len(files), FILES_AT_A_TIME):
-                failed = run_until_one_fails(files[begin : begin + FILES_AT_A_TIME], marks, profile)
+                failed = run_until_one_fails(files[begin : begin + FILES_AT_A_TIME], marks)
                 if failed or time.monotonic() - began > MOST_S:
                     return {"noticed_by": failed, "seconds": round(time.monotonic() - began)}
     return {"noticed_by": "", "seconds": round(time.monotonic() - began)}

@@ -20,8 +20,6 @@ TOGETHER = ("tests/triton/", "tests/docker/", "tests/gateway/programs/")
 LISTS_A_WORKER = 3
 LEAST_S = 30.0
 """A process takes some seconds to import what tests import; so much of tests is worth it."""
-PROFILES = {"check": "full", "release": "soak"}
-"""How many examples of each property are tried: tests/support/properties.py."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Part:
     seconds: float
     """By the durations on record."""
     profile: str = "dev"
+    """How many examples of each property are tried: tests/support/properties.py."""
     waits: bool = False
     """It mostly waits: others run beside it, whatever the number of cores."""
     alone: bool = False
@@ -57,11 +56,11 @@ def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> 
         workers: how many processes compute at a time.
     """
     if verb == "test":
-        return _shared_out(choice.tests, TEST, ("test",), durations, workers, "dev")
-    profile, spared = PROFILES[verb], SPARED * (verb == "check")
+        return _shared_out(choice.tests, TEST, ("test",), durations, workers)
+    profile, spared = ("dev", SPARED) if verb == "check" else ("soak", "")
     parts = [
         *_shared_out(choice.proofs, PROOFS + spared, ("test", "proof"), durations, workers, profile),
-        *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers, "dev"),
+        *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers),
     ]
     for text, marks, kind in (("waits=True", "proof(waits=True)", "waits"), ("mark.programs", "programs", "programs")):
         for files in _together(_that_say(text, choice.proofs)):
@@ -72,7 +71,7 @@ def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> 
 
 
 def _shared_out(
-    paths: Iterable[str], marks: str, kinds: tuple[str, ...], durations: Durations, workers: int, profile: str
+    paths: Iterable[str], marks: str, kinds: tuple[str, ...], durations: Durations, workers: int, profile: str = "dev"
 ) -> list[Part]:
     seconds = {path: durations.seconds(path, kinds) for path in sorted(paths)}
     most = max(LEAST_S, sum(seconds.values()) / (workers * LISTS_A_WORKER))

@@ -1,8 +1,7 @@
-"""Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make check`, ``soak`` for `make release`.
+"""Hypothesis's profiles: ``soak`` for `make release`, ``dev`` for all else.
 
 HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
-the machine does. ``dev`` and ``full`` try the same examples each time: what is tried there depends on the property
-alone. ``soak`` draws new ones.
+the machine does. ``dev`` tries the same examples each time, which depend on the property alone; ``soak`` draws new ones.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
 settings.register_profile(
-    "full", max_examples=50, deadline=None, suppress_health_check=_SPEED, print_blob=True, derandomize=True
+    "dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, print_blob=True, derandomize=True
 )
-settings.register_profile("soak", settings.get_profile("full"), max_examples=1000, derandomize=False)
+settings.register_profile("soak", settings.get_profile("dev"), max_examples=400, derandomize=False)
 
 
 def load_profile() -> None:

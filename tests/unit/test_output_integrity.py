@@ -88,7 +88,7 @@ _ARGUMENTS = st.fixed_dictionaries(
 
 
 def _has_one_reading(call: Call) -> bool:
-    """Return whether the text ``a`` can only be a text: ``g`` has no schema, and XML writes ``"{}"`` and ``{}`` alike."""
+    """Return whether ``a`` can only be a text: ``g`` has no schema, and XML writes ``"{}"`` and ``{}`` alike."""
     name, arguments = call
     try:
         json.loads(arguments.get("a", "text"))

@@ -79,9 +79,9 @@ def test_all_files_are_in_the_parts(verb: str) -> None:
 def test_a_file_that_only_its_tests_are_chosen_of_runs_no_proofs() -> None:
     [file, other] = files_of_tests()[:2]
     parts = parts_of("check", Choice({file: "a", other: "b"}, {other: "b"}), Durations(), 2)
-    assert {part.files: ("not proof" in part.marks.split(" and ")[0], part.profile) for part in parts} == {
-        (file,): (True, "dev"),
-        (other,): (False, "full"),
+    assert {part.files: "not proof" in part.marks.split(" and ")[0] for part in parts} == {
+        (file,): True,
+        (other,): False,
     }
 
 

@@ -77,7 +77,7 @@ def test_alone_as_transformers_generates_step_by_step(name: str) -> None:
     assert run(load(checkpoint(name)), [request])[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=2)
 @each
 def test_log_probs_are_those_of_transformers(name: str) -> None:
     """Within 1e-4, and where rounding alone moves transformers' own, within twice that more.
@@ -155,7 +155,7 @@ def test_a_conversation_computes_its_last_turn_alone() -> None:
         prompt = [*prompt, *output.tokens, *random_tokens(20, turn)]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=2)
 @pytest.mark.parametrize("snapshots", [0, 1, 2])
 def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
     engine = load(checkpoint("qwen3.5moe"), state_snapshots=snapshots, max_tokens_per_step=100)

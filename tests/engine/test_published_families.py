@@ -53,7 +53,7 @@ def _check(family: str, prompt: list[int], output: Output) -> None:
     torch.testing.assert_close(torch.tensor(output.log_probs), chosen, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=6)
 @each
 def test_alone(family: str) -> None:
     request = ask(PROMPTS[0], COUNT, log_probs=True, ignore_eos=True)
@@ -62,7 +62,7 @@ def test_alone(family: str) -> None:
     _check(family, request.prompt, output)
 
 
-@pytest.mark.sweep(most=8)
+@pytest.mark.sweep(most=4)
 @each
 def test_in_a_mixed_batch_of_16(family: str) -> None:
     """With prefixes that are cached, prompts in chunks, and preemption."""
@@ -79,7 +79,7 @@ def test_in_a_mixed_batch_of_16(family: str) -> None:
     assert any(one.preemptions for one in metrics)
 
 
-@pytest.mark.sweep(most=8)
+@pytest.mark.sweep(most=4)
 @each
 def test_bits_in_bfloat16_do_not_depend_on_the_batch(family: str) -> None:
     engine = load(published(family).directory, cpu_step="pytorch", dtype="bfloat16", prefix_reuse=False)

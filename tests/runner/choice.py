@@ -35,8 +35,8 @@ PROVES = {
         "inflight/triton/metrics.py", "inflight/gateway/metrics.py", "inflight/engine/stats.py",
     ),
     "tests/gateway/programs/": (
-        "inflight/gateway/", "inflight/contract.py", "inflight/errors.py", "benchmarks/clients.py", "benchmarks/gateway/",
-        "tests/gateway/programs/",
+        "inflight/gateway/", "inflight/contract.py", "inflight/errors.py", "benchmarks/clients.py",
+        "benchmarks/gateway/", "tests/gateway/programs/",
     ),
     "tests/engine/test_attention_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
     "tests/engine/test_between_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),

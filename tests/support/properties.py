@@ -1,7 +1,7 @@
 """Hypothesis's profiles: ``soak`` for `make release`, ``dev`` for all else.
 
 HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
-the machine does. ``dev`` tries the same examples each time, which depend on the property alone; ``soak`` draws new ones.
+the machine does. ``dev`` tries the same examples each time, by the property alone; ``soak`` draws new ones.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.runner.base import RELEASE, Base, find_base
+from tests.runner.base import PASSED, Base, find_base
 from tests.runner.choice import Choice, changed_files, choose, files_of_tests
 from tests.runner.durations import RECORD, Durations
 from tests.runner.imports import ROOT
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=min(8, os.cpu_count() or 1) + 1, help="processes at a time; some wait"
     )
-    parser.add_argument("--record", action="store_true", help="write the durations on record anew")
+    parser.add_argument("--record", action="store_true", help="write the durations and what passed on record")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     options = parser.parse_args()
     try:
@@ -58,8 +58,9 @@ def main() -> int:
             Runner(options.workers, Path(folder), report.part, progress=report.progress).run(parts)
         except KeyboardInterrupt:
             return 130
-    record = RECORD if options.record else ROOT / "artifacts/tests/durations.json"
-    return report.end(record, RELEASE if options.verb == "release" else None)
+    folder = RECORD.parent if options.record else ROOT / "artifacts/tests"
+    whole = options.verb != "test" and len(choice.proofs) == len(files_of_tests())
+    return report.end(folder / RECORD.name, folder / PASSED.name if whole else None)
 
 
 def _chosen(verb: str, given: str | None) -> tuple[Choice, str]:

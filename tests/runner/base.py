@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.runner.imports import ROOT
 
-RELEASE = ROOT / "docs/results/tests/release.json"
-"""The last run of all proofs that passed."""
+PASSED = ROOT / "docs/results/tests/passed.json"
+"""The last run of `make check` or `make release` on record that left no file out, and in which everything passed."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Base:
     why: str
 
 
-def find_base(given: str | None = None, root: Path = ROOT, release: Path = RELEASE) -> Base | None:
-    """Return the commit that is given or that BASE names, the merge base with the upstream branch, or the last release.
+def find_base(given: str | None = None, root: Path = ROOT, passed: Path = PASSED) -> Base | None:
+    """Return the commit given or named by BASE, the merge base with the upstream branch, or the last on record.
 
     A checkout that has nothing of its own beside the upstream branch, e.g. one of the branch itself, has no merge base.
     None: none of these is there, so that everything has to be proven.
@@ -41,10 +41,10 @@ def find_base(given: str | None = None, root: Path = ROOT, release: Path = RELEA
         merged = _git(root, "merge-base", "HEAD", upstream)
         if merged and merged != head:
             return Base(merged, f"the merge base with {upstream}")
-    if release.is_file():
-        commit = _commit(root, json.loads(release.read_text())["commit"])
+    if passed.is_file():
+        commit = _commit(root, json.loads(passed.read_text())["commit"])
         if commit is not None and _git(root, "merge-base", commit, "HEAD") == commit:
-            return Base(commit, "the last release on record")
+            return Base(commit, "at which everything passed")
     return None
 
 

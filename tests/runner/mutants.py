@@ -32,7 +32,7 @@ MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
 BLIND = {"tests/unit/test_mutants.py", READS_ALL}
 """Tests that see the text of a file, and not what it does."""
-LONG = f"(proof or property) and {PROOFS}{SPARED}"
+LONG = f"proof and {PROOFS}{SPARED}"
 FILES_AT_A_TIME = 6
 MOST_S = 1800.0
 
@@ -147,7 +147,7 @@ def try_others(mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
         with applied([mutants[place] for place in places]):
             for marks in dict.fromkeys(marks for _, marks in tests):
                 files = [test for test, its in tests if its == marks]
-                failed = run_until_one_fails(files, marks, "dev")
+                failed = run_until_one_fails(files, marks)
                 print(f"{len(places)} mutants, {len(files)} files: {failed or 'not noticed'}", flush=True)
                 if failed:
                     yield {"failed": failed, "mutants": [mutants[place].wrong for place in places]}

@@ -58,12 +58,12 @@ class Report:
         minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
         return f"{minutes:3}:{seconds:02}"
 
-    def end(self, record: Path, release: Path | None = None) -> int:
+    def end(self, record: Path, passed: Path | None = None) -> int:
         """Say what was slow, repeated and failed; return the exit code.
 
         Args:
             record: where the durations are written to.
-            release: where it is written that all proofs have passed, if they have and the checkout is that of a commit.
+            passed: where it is written that everything has passed, if it has and the checkout is that of a commit.
         """
         ended = [one for result in self._results for one in result.ended]
         say(f"\nThe slowest {SLOWEST}, and what they took on record:")
@@ -87,9 +87,9 @@ class Report:
             say(f"FAILED {lost} of {len(self._parts)} processes told nothing")
         counts["failed"] += sum(bool(result.broke) for result in self._results) + lost
         made = {**provenance(), "minutes": round((time.monotonic() - self._began) / 60, 1), **counts}
-        if release is not None and not counts["failed"] and not str(made["commit"]).endswith("-dirty"):
-            release.write_text(json.dumps(made, indent=1) + "\n")
-            say(f"that all proofs have passed stands in {release}")
+        if passed is not None and not counts["failed"] and not str(made["commit"]).endswith("-dirty"):
+            passed.write_text(json.dumps(made, indent=1) + "\n")
+            say(f"that everything has passed stands in {passed}")
         say(_counts(counts))
         return int(counts["failed"] > 0 or bool(self._parts and not ended))
 

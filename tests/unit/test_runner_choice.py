@@ -134,33 +134,33 @@ def history(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return commit
 
 
-def test_the_base_is_the_merge_base_or_else_the_last_release(
+def test_the_base_is_the_merge_base_or_else_the_last_on_record(
     history: Callable[[str], str], checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = tmp_path / "release.json"
+    passed = tmp_path / "passed.json"
     first, second = history("one"), history("two")
-    assert find_base(None, checkout, release) is None
-    release.write_text(json.dumps({"commit": first[:12]}))
-    assert find_base(None, checkout, release).commit == first  # type: ignore[union-attr]
+    assert find_base(None, checkout, passed) is None
+    passed.write_text(json.dumps({"commit": first[:12]}))
+    assert find_base(None, checkout, passed).commit == first  # type: ignore[union-attr]
     _git(checkout, "update-ref", "refs/remotes/origin/main", second)
-    assert find_base(None, checkout, release).commit == first, "the branch itself has no merge base"  # type: ignore[union-attr]
+    assert find_base(None, checkout, passed).commit == first, "the branch itself has no merge base"  # type: ignore[union-attr]
     history("three")
-    assert find_base(None, checkout, release).commit == second  # type: ignore[union-attr]
+    assert find_base(None, checkout, passed).commit == second  # type: ignore[union-attr]
     monkeypatch.setenv("BASE", "HEAD")
-    assert find_base(None, checkout, release).commit == _git(checkout, "rev-parse", "HEAD")  # type: ignore[union-attr]
-    assert find_base(first, checkout, release).commit == first  # type: ignore[union-attr]
+    assert find_base(None, checkout, passed).commit == _git(checkout, "rev-parse", "HEAD")  # type: ignore[union-attr]
+    assert find_base(first, checkout, passed).commit == first  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="there is no commit 'nowhere' here"):
-        find_base("nowhere", checkout, release)
+        find_base("nowhere", checkout, passed)
 
 
-def test_a_release_of_another_history_is_no_base(history: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
-    release = tmp_path / "release.json"
+def test_a_record_of_another_history_is_no_base(history: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
+    passed = tmp_path / "passed.json"
     history("one")
     other = history("two")
     _git(checkout, "reset", "-q", "--soft", "HEAD~1")
     history("another two")
-    release.write_text(json.dumps({"commit": other}))
-    assert find_base(None, checkout, release) is None
+    passed.write_text(json.dumps({"commit": other}))
+    assert find_base(None, checkout, passed) is None
 
 
 def test_no_file_of_this_checkout_is_named_that_is_not_there() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.runner import report as report_module
 from tests.runner.choice import Choice, files_of_tests
 from tests.runner.durations import Durations, share_out
 from tests.runner.parts import Part, parts_of
@@ -160,6 +161,23 @@ def test_a_part_that_tells_nothing_is_a_failure_and_no_part_is_none(
     assert Report([part], Durations()).end(tmp_path / "durations.json") == 1
     assert "FAILED 1 of 1 processes told nothing" in capsys.readouterr().out
     assert Report([], Durations()).end(tmp_path / "durations.json") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "commit", "written"), [("pass", "abc", True), ("pass", "abc-dirty", False), ("assert 0", "abc", False)]
+)
+def test_that_everything_passed_is_written_of_a_commit(
+    text: str, commit: str, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "provenance", lambda: {"commit": commit, "machine": "m", "date": "d"})
+    results, passed = _run(tmp_path, f"def test_a(): {text}"), tmp_path / "passed.json"
+    report = Report([one.part for one in results], Durations())
+    report.part(results[0])
+    report.end(tmp_path / "durations.json", passed)
+    assert passed.is_file() == written
+    if written:
+        found = json.loads(passed.read_text())
+        assert (found["commit"], found["passed"]) == ("abc", 1)
 
 
 def test_a_test_that_is_tried_again_ends_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.runner.imports import ROOT
 RECORD = ROOT / "docs/results/tests/durations.json"
 UNKNOWN_S = 5.0
 """A file that is not on record is taken to last so long."""
-SLOW_S = 1.0
+SLOW_S = 5.0
 """Tests that take as long stand on record by name."""
 
 
@@ -49,13 +49,13 @@ class Durations:
             ended: tests, each with its kind and its seconds.
         """
         files: dict[str, dict[str, float]] = {}
-        slow = dict(self.slow)
+        slow: dict[str, float] = {}
         for test, kind, seconds in ended:
             kinds = files.setdefault(test.partition("::")[0], {})
             kinds[kind] = kinds.get(kind, 0.0) + seconds
-            slow.pop(test, None)
             if seconds >= SLOW_S:
                 slow[test] = seconds
+        slow = {test: seconds for test, seconds in self.slow.items() if test.partition("::")[0] not in files} | slow
         return Durations(self.files | {path: self.files.get(path, {}) | kinds for path, kinds in files.items()}, slow)
 
     def write(self, path: Path, **provenance: str) -> None:

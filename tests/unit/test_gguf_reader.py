@@ -193,6 +193,7 @@ def _tensor(name: str = "t", shape: tuple[int, ...] = (4,), kind: int = 0, offse
             "general.alignment is 24; it must be a power of two",
         ),
     ],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "m.gguf"

@@ -192,10 +192,10 @@ def test_durations_take_the_place_of_older_ones() -> None:
     old = Durations(
         {"tests/a.py": {"test": 9.0, "proof": 5.0}, "tests/b.py": {"test": 1.0}}, {"tests/a.py::test_b": 9.0}
     )
-    new = old.updated([("tests/a.py::test_b", "test", 0.5), ("tests/a.py::test_c[::]", "test", 2.0)])
-    assert new.files == {"tests/a.py": {"test": 2.5, "proof": 5.0}, "tests/b.py": {"test": 1.0}}
-    assert new.slow == {"tests/a.py::test_c[::]": 2.0}
-    assert new.seconds("tests/a.py", ("test", "proof")) == 7.5
+    new = old.updated([("tests/a.py::test_b", "test", 0.5), ("tests/a.py::test_c[::]", "test", 6.0)])
+    assert new.files == {"tests/a.py": {"test": 6.5, "proof": 5.0}, "tests/b.py": {"test": 1.0}}
+    assert new.slow == {"tests/a.py::test_c[::]": 6.0}
+    assert new.seconds("tests/a.py", ("test", "proof")) == 11.5
     assert new.seconds("tests/unheard.py", ("test",)) > 0
 
 

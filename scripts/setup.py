@@ -71,7 +71,7 @@ def _build_native_step(extras: set[str]) -> None:
     """Build the kernels that compute on a CPU, if they are new; without them PyTorch does, and the engine says so."""
     if "engine" not in extras or NATIVE["is_built"]() or not NATIVE["find_compiler"]():
         return
-    _say("    making the kernels of the CPU's step")
+    _say("    compiling the kernels of the CPU's step")
     if failure := NATIVE["build"]():
         _say(f"    PyTorch will compute instead: {failure}")
 

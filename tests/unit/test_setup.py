@@ -146,13 +146,13 @@ def test_the_kernels_are_compiled_once_and_again_where_their_sources_have_change
     compiled = checkout / "compiled"
     said, _ = _set_up(checkout, "load")
     assert "compiling" not in said
-    assert "making the kernels" in _set_up(checkout, "engine")[0]
+    assert "compiling the kernels" in _set_up(checkout, "engine")[0]
     assert (checkout / "inflight/engine/native/libinflight_step.so").exists()
     assert "-mavx512bf16" in compiled.read_text()
     assert "compiling" not in _set_up(checkout, "engine")[0]
     with (checkout / "native/pool.cpp").open("a") as file:
         file.write("// another line\n")
-    assert "making the kernels" in _set_up(checkout, "engine")[0]
+    assert "compiling the kernels" in _set_up(checkout, "engine")[0]
 
 
 def test_pytorch_computes_where_the_kernels_cannot_be_compiled(checkout: Path) -> None:

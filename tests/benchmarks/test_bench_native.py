@@ -80,6 +80,7 @@ def test_a_bound_is_the_longer_of_two_times() -> None:
     assert (by_products.seconds, by_products.binding) == (3.0, "arithmetic")
 
 
+@pytest.mark.proof
 @each_set
 def test_the_probe_measures_what_the_instruction_set_has(instruction_set: str, tmp_path: Path) -> None:
     probe = Probe(instruction_set, 2, tmp_path, stream_bytes=1 << 16)
@@ -130,7 +131,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return ["native", "--model", TINY.name, *loads]
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
+@pytest.mark.sweep(most=2)
 @needs_library
 @pytest.mark.parametrize("weights", NUMBERS)
 def test_the_command_writes_the_phases_of_each_load(weights: Number, tiny: list[str], tmp_path: Path) -> None:
@@ -149,6 +151,7 @@ def test_the_command_writes_the_phases_of_each_load(weights: Number, tiny: list[
     assert (tmp_path / "results/README.md").is_file()
 
 
+@pytest.mark.proof
 @needs_library
 def test_the_phases_of_another_cache_have_files_of_their_own(tiny: list[str], tmp_path: Path) -> None:
     options = ["--part", "phases", "--weights", "bfloat16", "--kv-cache", "int8", "--output", "results"]
@@ -273,6 +276,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 BUILDS = "from pathlib import Path; Path(__file__).with_name('built').touch()"
 
 
+@pytest.mark.proof
 def test_commits_are_built_and_each_is_compared_with_the_one_before(
     repository: Callable[[str, str], str], tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ def test_every_scheme_is_tested() -> None:
     assert ALGORITHMS.keys() == CONFIGS.keys()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @each
 def test_logits(scheme: str) -> None:
     _check(quantized(scheme))
@@ -46,13 +46,13 @@ def test_quantization_changes_them_at_all(scheme: str) -> None:
     assert change > 3e-3
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=3)
 @each
 def test_logits_with_an_fp8_cache(scheme: str) -> None:
     _check(quantized(scheme, fp8_kv_cache=True))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=1)
 @pytest.mark.parametrize("scheme", ["FP8", "SmoothQuant", "AWQ", "NVFP4"])
 def test_biases_and_tied_embeddings(scheme: str) -> None:
     _check(quantized(scheme, "Qwen2", tied=True))
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_is_fused_itself(scheme: str) -> None:
     _check(quantized(scheme, "Phi3"))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=1)
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma3Text"])
 def test_norms_of_queries_and_keys(kind: str) -> None:
     _check(quantized("W4A8", kind, fp8_kv_cache=True))
@@ -81,6 +81,7 @@ def test_schemes_mixed_within_one_projection() -> None:
     torch.testing.assert_close(scorer.logits(TOKENS), model.logits(TOKENS), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.sweep(most=4)
 @each
 def test_each_linear_by_itself(scheme: str) -> None:
     """What a linear returns, and the weight it computes with, in float32."""
@@ -118,7 +119,7 @@ def test_int4_weights_are_rounded_to_the_type_of_the_computation_before_e4m3() -
     assert (expected != otherwise.bfloat16()).any(), "the order of rounding does not show here"
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @each
 def test_greedy_tokens(scheme: str) -> None:
     """The engine's tokens are those that the simulation finds likeliest, or as likely but for the last digits."""
@@ -132,7 +133,7 @@ def test_greedy_tokens(scheme: str) -> None:
     assert (behind == 0).float().mean() > 0.8
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=3)
 @pytest.mark.parametrize("scheme", ["SmoothQuant", "FP8"])
 @pytest.mark.parametrize("cpu_step", ["auto", "pytorch"])
 @pytest.mark.parametrize("settings", [{"max_tokens_per_step": 7}, {"num_blocks": 45, "policy": "max_utilization"}])
@@ -151,6 +152,7 @@ def test_logits_are_the_same_bits_however_they_come(scheme: str, cpu_step: str, 
         np.testing.assert_array_equal(logits([prompt], max_tokens_per_step=512)[0], together)
 
 
+@pytest.mark.sweep(most=5)
 @each
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_types_that_are_served(scheme: str, dtype: str) -> None:

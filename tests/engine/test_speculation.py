@@ -20,7 +20,7 @@ PROMPT = PROMPTS[0]
 COUNT = 12
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=3)
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @pytest.mark.parametrize(
     ("name", "method"),

@@ -148,7 +148,7 @@ def test_every_architecture(both: Read) -> None:
     assert changed >= {"llama 3.1", "phi3, longrope", "llama 3.1 custom", "qwen3 custom", "gemma3 custom"}
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_a_quantized_llama_3_1(both: Read) -> None:
     """Theta of 500,000 and llama3's scaling survive the export, and so do all other keys of the original."""
     expected = next(iter(both.llamas.values()))
@@ -163,7 +163,7 @@ def test_a_quantized_llama_3_1(both: Read) -> None:
         assert both.same(made, made)
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_without_the_older_form_the_older_line_computes_something_else(both: Read) -> None:
     """What the export of ModelOpt leaves by itself: the reason for all of this, and the proof that the tests see it."""
     _, newer = both.llamas

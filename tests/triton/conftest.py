@@ -31,11 +31,14 @@ httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out on ``tensorrtllm`` what is not promised there; say which tests of another engine are proofs."""
+    """Leave out on ``tensorrtllm`` what is not promised there; say which tests of another engine are proofs.
+
+    The proofs that are long on the first engine are left to a release on the others.
+    """
     items[:] = [item for item in items if _engine_of(item) != "tensorrtllm" or item.get_closest_marker("any_engine")]
     for item in items:
         if _engine_of(item) in ("trtllm", "tensorrtllm") and not item.get_closest_marker("each_engine"):
-            item.add_marker("proof")
+            item.add_marker("release" if item.get_closest_marker("proof") else "proof")
 
 
 def _engine_of(item: pytest.Item) -> str | None:

@@ -62,7 +62,10 @@ def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> 
         *_shared_out(choice.proofs, PROOFS + spared, ("test", "proof"), durations, workers, profile),
         *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers),
     ]
-    for text, marks, kind in (("waits=True", "proof(waits=True)", "waits"), ("mark.programs", "programs", "programs")):
+    for text, marks, kind in (
+        ("mark.proof(waits=True)", "proof(waits=True)", "waits"),
+        ("mark.programs", "programs", "programs"),
+    ):
         for files in _together(_that_say(text, choice.proofs)):
             parts.append(Part(tuple(files), marks + spared, durations.sum(files, (kind,)), profile, waits=True))
     if alone := _that_say("mark.alone", choice.proofs):

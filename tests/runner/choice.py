@@ -25,7 +25,7 @@ MOST = (
 )  # fmt: skip
 """A change of one of these reaches every test but the long proofs of ``PROVES``, unless it is named there."""
 PROVES = {
-    "tests/benchmarks/": ("benchmarks/", "tests/benchmarks/"),
+    "tests/benchmarks/": ("benchmarks/",),
     "tests/docker/": (
         "docker/", "Dockerfile", "docker-compose.yml", ".dockerignore", ".env.example", "scripts/setup_image.py",
         "docs/upgrading.md", ".ci/", "tests/docker/",
@@ -130,6 +130,7 @@ class RestsOn:
         self._root = root
         self._files = tracked_files(root) | deleted
         self._folders = {f"{parent}/" for path in self._files for parent in Path(path).parents if parent.name}
+        self._of_tests = {f"{Path(test).parent}/" for test in files_of_tests(root)}
         python = [path for path in self._files if path.endswith(".py")]
         self._imports = import_graph(python, root)
         self._modules = {module_name(path): path for path in python}
@@ -151,19 +152,26 @@ class RestsOn:
         if path.startswith("tests/"):
             direct |= self._named(path)
         if Path(path).name.startswith("test_"):
-            direct |= {str(parent / "conftest.py") for parent in Path(path).parents} & self._imports.keys()
+            direct |= self._conftests(path)
         return direct
 
     def _own(self, test: str) -> set[str]:
         """Return the helpers of a file of tests, without what these import of the package."""
         helpers = {path: {one for one in self._imports[path] if one.startswith("tests/")} for path in self._imports}
-        return {_alone(path) for path in reachable({test}, helpers)}
+        return {_alone(path) for path in reachable({test} | (self._conftests(test) - set(MOST)), helpers)}
+
+    def _conftests(self, test: str) -> set[str]:
+        return {str(parent / "conftest.py") for parent in Path(test).parents} & self._imports.keys()
 
     def _named(self, path: str) -> set[str]:
-        """Return the files and folders that a file names, from the root, from tests/ or from its own folder."""
+        """Return the files and folders that a file names, from the root, from tests/ or from its own folder.
+
+        A word such as ``engine`` is no folder of tests.
+        """
         said = {name.rstrip("/") for name in read_source(self._root / path).strings}
         names = {f"{begin}{name}" for name in said for begin in ("", "tests/", f"{Path(path).parent}/")}
-        return names & self._files | {f"{name}/" for name in names} & self._folders
+        folders = {f"{name}/" for name in names} & self._folders
+        return names & self._files | {one for one in folders if one[:-1] in said or one not in self._of_tests}
 
     def _starts(self, path: str) -> set[str]:
         """Return the files that run in the processes that a file starts, and what a module of the package names."""

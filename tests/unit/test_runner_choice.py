@@ -35,7 +35,7 @@ CHECKOUT = {
     "tests/a/support/helper.py": "import inflight.text",
     "tests/a/test_helped.py": "",
     "tests/b/test_docs.py": 'PAGES = ROOT / "docs"',
-    "tests/b/test_page.py": 'PAGE = "docs/page.md"',
+    "tests/b/test_page.py": 'PAGE = "docs/page.md"\nKIND = "a"',
     "tests/b/test_serve.py": "import inflight.serve",
     "tests/b/test_program.py": 'run([python, "-m", "inflight"])',
     "tests/b/test_worker.py": 'run([python, "-m", "inflight.worker"])',

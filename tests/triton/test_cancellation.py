@@ -291,7 +291,7 @@ def test_hundreds_of_cancellations_leave_nothing_behind(engine: str, tmp_path: P
     busy = run(on_engine(engine, tmp_path))
     server = next(busy)
     chance = random.Random(7)
-    count = 300 if engine == "pytorch" else 60  # the stages, and what Triton does, are the same
+    count = 500 if engine == "pytorch" else 150  # the stages, and what Triton does, are the same
 
     async def storm() -> None:
         gate = asyncio.Semaphore(24)

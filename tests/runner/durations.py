@@ -69,18 +69,16 @@ class Durations:
         path.write_text(json.dumps({**provenance, "files": files, "slow": slow}, indent=1) + "\n")
 
 
-def share_out(seconds: Mapping[str, float], most_s: float, kept_together: Iterable[str] = ()) -> list[list[str]]:
+def share_out(seconds: Mapping[str, float], most_s: float) -> list[list[str]]:
     """Cut files into lists of ``most_s`` seconds; the longest comes first, and neighbours stay together.
 
     Args:
         seconds: what each file takes.
         most_s: what a list takes at the most, unless it has one file only.
-        kept_together: files that share what takes long to start; they are one list.
     """
-    together = [path for path in seconds if path in set(kept_together)]
-    lists = [together, []]
+    lists: list[list[str]] = [[]]
     taken = 0.0
-    for path in sorted(seconds.keys() - set(together)):
+    for path in sorted(seconds):
         if taken + seconds[path] > most_s:
             lists.append([])
             taken = 0.0

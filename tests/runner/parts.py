@@ -15,11 +15,11 @@ TEST = "not proof and not programs"
 PROOFS = "not alone and not programs and not proof(waits=True)"
 SPARED = " and not release"
 """`make check` leaves these to `make release`."""
-TOGETHER = ("tests/triton/", "tests/docker/", "tests/gateway/programs/")
-"""Folders whose tests look at the same servers or images, which take long to start or to build."""
+TOGETHER = ("tests/docker/", "tests/gateway/programs/")
+"""Folders whose long proofs look at the same images or environments, which take minutes to make."""
 LISTS_A_WORKER = 3
-LEAST_S = 30.0
-"""A process takes some seconds to import what tests import; so much of tests is worth it."""
+LEAST_S = 60.0
+"""A process takes some seconds to import what tests import and to start what they share; so much is worth it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _shared_out(
 ) -> list[Part]:
     seconds = {path: durations.seconds(path, kinds) for path in sorted(paths)}
     most = max(LEAST_S, sum(seconds.values()) / (workers * LISTS_A_WORKER))
-    lists = share_out(seconds, most, [path for path in seconds if path.startswith(TOGETHER[0])])
+    lists = share_out(seconds, most)
     return [Part(tuple(files), marks, durations.sum(files, kinds), profile) for files in lists]
 
 

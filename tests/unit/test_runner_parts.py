@@ -48,20 +48,14 @@ def test_fails(a): assert a == "d", "no d"
 @given(
     st.dictionaries(st.integers(0, 99).map("tests/{}.py".format), st.floats(0, 100), max_size=20),
     st.floats(1, 300),
-    st.sets(st.integers(0, 99).map("tests/{}.py".format)),
 )
-def test_each_file_is_in_one_list_and_no_list_is_long(
-    seconds: dict[str, float], most_s: float, together: set[str]
-) -> None:
-    lists = share_out(seconds, most_s, together)
+def test_each_file_is_in_one_list_and_no_list_is_long(seconds: dict[str, float], most_s: float) -> None:
+    lists = share_out(seconds, most_s)
     assert sorted(path for paths in lists for path in paths) == sorted(seconds)
     assert all(lists)
     sums = [sum(seconds[path] for path in paths) for paths in lists]
     assert sums == sorted(sums, reverse=True)
-    assert all(
-        len(paths) == 1 or total <= most_s or set(paths) <= together for paths, total in zip(lists, sums, strict=True)
-    )
-    assert sum(bool(together & set(paths)) for paths in lists) == bool(together & seconds.keys())
+    assert all(len(paths) == 1 or total <= most_s for paths, total in zip(lists, sums, strict=True))
 
 
 @pytest.mark.parametrize("verb", ["test", "check", "release"])

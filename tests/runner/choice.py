@@ -44,7 +44,7 @@ PROVES = {
     "tests/engine/test_native_sanitizers.py": ("native/", "inflight/engine/native/"),
     "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
 }  # fmt: skip
-"""Long proofs of a file or folder run for changes of these paths and of their own helpers, not of all they import."""
+"""Long proofs of a file or folder run for changes of these paths and of their own helpers, not of what these import."""
 READS_ALL = "tests/unit/test_structure.py"
 """It looks at each file, and proves nothing of what a file does."""
 ALSO = {
@@ -139,7 +139,8 @@ class RestsOn:
         wide = {path: direct | self._starts(path) for path, direct in narrow.items()}
         for test in files_of_tests(root):  # in the wide graph all of it counts
             if proven := set(proves(test)):
-                narrow[test], wide[test] = proven | self._own(test), wide[test] | proven
+                narrow[test] = {path if path.endswith("/") else _alone(path) for path in proven} | self._own(test)
+                wide[test] |= proven
         self.narrow, self.wide = backwards(narrow), backwards(wide)
 
     def reached(self, path: str, graph: Mapping[str, Iterable[str]]) -> set[str]:

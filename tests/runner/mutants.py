@@ -25,6 +25,7 @@ from typing import Any
 
 from inflight.report.provenance import provenance
 from tests.runner.choice import READS_ALL, RestsOn, choose, files_of_tests
+from tests.runner.durations import Durations
 from tests.runner.imports import ROOT
 from tests.runner.parts import PROOFS, SPARED, TEST
 
@@ -81,8 +82,11 @@ def _write(texts: Mapping[str, str], root: Path) -> None:
         subprocess.run([sys.executable, "native/build.py"], cwd=root, check=True)
 
 
-def nearest_first(files: set[str], path: str, graph: Mapping[str, set[str]]) -> list[str]:
-    """Return files in the order of their distance from a path in a graph."""
+def nearest_first(
+    files: set[str], path: str, graph: Mapping[str, set[str]], seconds: Mapping[str, float] | None = None
+) -> list[str]:
+    """Return files in the order of their distance from a path in a graph; of those as near the quickest is first."""
+    seconds = seconds or {}
     begin = [path, *(f"{parent}/" for parent in Path(path).parents), f"={path}"]
     distances = dict.fromkeys(begin, 0)
     todo = deque(begin)
@@ -92,7 +96,7 @@ def nearest_first(files: set[str], path: str, graph: Mapping[str, set[str]]) -> 
             if there not in distances:
                 distances[there] = distances[here] + 1
                 todo.append(there)
-    return sorted(files, key=lambda file: (distances.get(file, len(distances)), file))
+    return sorted(files, key=lambda file: (distances.get(file, len(distances)), seconds.get(file, 0.0), file))
 
 
 def run_until_one_fails(files: Sequence[str], marks: str) -> str:
@@ -109,15 +113,14 @@ def run_until_one_fails(files: Sequence[str], marks: str) -> str:
 def try_chosen(mutant: Mutant) -> dict[str, Any]:
     """Run what is chosen for a mutant until a test fails; return what came of it."""
     choice, rests_on, began = choose([mutant.file]), RestsOn.of(ROOT), time.monotonic()
-    runs = [
-        (sorted_files, marks)
-        for files, graph, marks in (
-            (set(choice.proofs) - BLIND, rests_on.narrow, TEST),
-            (set(choice.proofs) - BLIND, rests_on.narrow, LONG),
-            (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST),
-        )
-        for sorted_files in [nearest_first(files, mutant.file, graph)]
-    ]
+    durations, runs = Durations.on_record(), []
+    for files, graph, marks, kind in (
+        (set(choice.proofs) - BLIND, rests_on.narrow, TEST, "test"),
+        (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST, "test"),
+        (set(choice.proofs) - BLIND, rests_on.narrow, LONG, "proof"),
+    ):
+        seconds = {path: durations.seconds(path, (kind,)) for path in files}
+        runs.append((nearest_first(files, mutant.file, graph, seconds), marks))
     with applied([mutant]):
         for files, marks in runs:
             for begin in range(0, len(files), FILES_AT_A_TIME):

@@ -49,6 +49,8 @@ def test_nearest_first() -> None:
     graph = {"a.py": {"b.py", "test_far.py"}, "docs/": {"test_docs.py"}, "b.py": {"c.py"}, "c.py": {"test_far.py", "d"}}
     assert nearest_first({"test_far.py", "d"}, "a.py", graph) == ["test_far.py", "d"]
     assert nearest_first({"test_docs.py"}, "docs/a.md", graph) == ["test_docs.py"]
+    near = {"a.py": {"test_a.py", "test_b.py"}}
+    assert nearest_first({"test_a.py", "test_b.py"}, "a.py", near, {"test_a.py": 2.0, "test_b.py": 1.0})[0] == "test_b.py"
 
 
 def test_a_file_runs_with_the_mutants_that_it_is_not_chosen_for() -> None:

@@ -94,6 +94,7 @@ def test_quantized_weights_are_smaller_and_lose_little(result_of: Results) -> No
         assert 0 < float(row["kl_divergence"]) < 0.01
 
 
+@pytest.mark.proof
 def test_no_cache_finds_more_than_an_unlimited_one(result_of: Results) -> None:
     rows = result_of("eviction").rows
     assert all(0 < float(row["hit_%"]) < float(row["unlimited_cache_%"]) for row in rows)

@@ -70,6 +70,7 @@ def _outputs(directory: Path, prompts: list[list[int]], **settings: Any) -> list
     return [outputs[request.key] for request in requests]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt-oss", "phi3, longrope"])
 def test_our_own_code_generates_the_same(name: str) -> None:
     both = [
@@ -95,6 +96,7 @@ def test_neighbours_change_no_bit(kind: str) -> None:
     assert torch.equal(_logits(alone), _logits(among[0]))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rope", [
     {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
     _LONGROPE,
@@ -138,6 +140,7 @@ def test_bfloat16_and_a_cache_of_int8() -> None:
         request = ask(PROMPTS[2], COUNT)
 
 
+@pytest.mark.proof
 def test_drafts_of_another_model_and_trees_of_guesses() -> None:
     from inflight.settings.speculation import SpeculationSettings
 

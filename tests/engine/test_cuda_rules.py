@@ -146,6 +146,7 @@ def test_experts_that_stay_quantized_are_told_of(
         prepare.cuda_forward(model, pool, 16, 3, 40, True)
 
 
+@pytest.mark.proof
 def test_chunks_graphs_and_steps_ahead_keep_to_the_rules(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     replays, engine = _replays(monkeypatch), _engine(cuda)
     assert _serve(engine, 2)

@@ -65,6 +65,7 @@ def test_it_is_what_transformers_computes_token_by_token(prompt: int) -> None:
     torch.testing.assert_close(matrix, state, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prompt", [LENGTH, 256, 200, 64, 1])
 def test_a_prompt_cut_at_multiples_of_64_has_the_same_bits(prompt: int, dtype: torch.dtype) -> None:

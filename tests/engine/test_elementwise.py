@@ -135,6 +135,7 @@ def test_what_is_stored_is_quantized_as_it_would_be_alone(dtype: torch.dtype, st
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), name
 
 
+@pytest.mark.proof
 def test_quotients_halfway_between_two_integers_go_to_the_even_one() -> None:
     rows = halfway()
     cache = StoredKv(
@@ -236,6 +237,7 @@ def test_other_ways_to_turn_and_normalize(how: str, dtype: torch.dtype, toleranc
             torch.testing.assert_close(cache.keys[:, slot], key[token], **close)
 
 
+@pytest.mark.proof
 def test_interleaved_heads_are_quantized_as_any() -> None:
     heads, rotation = _heads(torch.float32, 16)
     for stored in (torch.int8, torch.float8_e4m3fn):

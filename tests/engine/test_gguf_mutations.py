@@ -108,6 +108,7 @@ def _try(name: str, seeds: Sequence[int], folder: Path) -> None:
         assert time.process_time() - started < _MOST_SECONDS, seed
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FILES)
 def test_mutated_files_are_refused_or_load(name: str, tmp_path: Path) -> None:
     _try(name, (*range(30), *NAMED.get(name, ())), tmp_path)

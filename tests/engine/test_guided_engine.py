@@ -73,6 +73,7 @@ def test_what_ends_by_itself_is_valid(seed: int, rounds: int) -> None:
     assert ended > 12 * rounds
 
 
+@pytest.mark.proof
 @each_row(
     ("kind", "text", "pattern"),
     [

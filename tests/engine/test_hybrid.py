@@ -71,6 +71,7 @@ def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: st
     assert (preemptions > 0) == (policy == "max_utilization")
 
 
+@pytest.mark.sweep
 @each
 def test_alone_as_transformers_generates_step_by_step(name: str) -> None:
     request = ask(LONG_PROMPTS[7], COUNT)
@@ -155,6 +156,7 @@ def test_a_conversation_computes_its_last_turn_alone() -> None:
         prompt = [*prompt, *output.tokens, *random_tokens(20, turn)]
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=2)
 @pytest.mark.parametrize("snapshots", [0, 1, 2])
 def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
@@ -166,6 +168,7 @@ def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
     assert any(_cached(outputs)) == (snapshots > 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
 def test_keys_and_values_may_be_rounded(kv_cache_dtype: str) -> None:
     """Those of layers with attention; tokens are the same in any batch."""
@@ -178,6 +181,7 @@ def test_keys_and_values_may_be_rounded(kv_cache_dtype: str) -> None:
         assert together[request.key].tokens == run(alone, [again])[again.key].tokens
 
 
+@pytest.mark.proof
 def test_cancellations_at_random_lose_no_state() -> None:
     chance = random.Random(6)
     engine = load(checkpoint("qwen3.5"), policy="max_utilization", num_blocks=120, max_tokens_per_step=100)

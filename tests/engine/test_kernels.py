@@ -73,6 +73,7 @@ def test_float16(kind: str) -> None:
     torch.testing.assert_close(seen, expected, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_a_quantized_cache_in_float32(kind: str) -> None:
@@ -87,6 +88,7 @@ def _sizes_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "LONGEST_SHORT", SHORT)
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize("window", [None, 20])

@@ -13,6 +13,7 @@ from tests.engine.support.libraries import BUILD, ROOT
 SOURCES = ROOT / "native"
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

@@ -23,10 +23,6 @@ from tests.engine.support.driving import ask, load, run
 from tests.engine.support.native import CPU_STEPS, SETS, each_step
 
 COUNT = 12
-each = pytest.mark.parametrize(
-    ("name", "cpu_step"),
-    [(name, step) for name in ARCHITECTURES for step in CPU_STEPS if step == "pytorch" or name not in NOT_NATIVE],
-)
 POLICIES = ["max_utilization", "guaranteed_no_evict"]
 
 
@@ -35,6 +31,15 @@ STEPS = {
     for number, name in enumerate(ARCHITECTURES)
 }
 """Each architecture is computed by PyTorch, and natively, where it is; sets take turns. ``test_alone`` has them all."""
+each = pytest.mark.parametrize(
+    ("name", "cpu_step"),
+    [
+        pytest.param(name, step, marks=[] if step == STEPS[name][-1] else pytest.mark.proof)
+        for name in ARCHITECTURES
+        for step in CPU_STEPS
+        if step == "pytorch" or name not in NOT_NATIVE
+    ],
+)
 
 
 def _mixed_batches() -> list[tuple[str, str, str]]:

@@ -220,6 +220,7 @@ def test_rows_that_do_not_pair() -> None:
     _refused(directory, "257 rows; W4A16_AWQ needs a multiple of 2")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", ["FP8", "AWQ", "NVFP4", "mixed"])
 def test_without_the_file_of_its_own_config_json_says_it(scheme: str) -> None:
     model = mixed() if scheme == "mixed" else quantized(scheme, fp8_kv_cache=scheme == "FP8")

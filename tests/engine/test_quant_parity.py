@@ -38,6 +38,7 @@ def test_logits(scheme: str) -> None:
     _check(quantized(scheme))
 
 
+@pytest.mark.sweep
 @each
 def test_quantization_changes_them_at_all(scheme: str) -> None:
     """A simulation that did not simulate would agree with anything."""

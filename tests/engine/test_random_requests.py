@@ -95,6 +95,7 @@ def _prompts(chance: random.Random) -> list[list[int]]:
     return prompts + shared
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=3)
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 @pytest.mark.parametrize(("name", "seed"), [("llama", 11), ("gemma3", 12), ("mistral", 13)])

@@ -241,6 +241,7 @@ def test_what_quantization_was_not_shown_for_is_refused_by_name(
         make_blueprint(request, inspect(model), find_gpu("h200"), dry_run=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("precision", "dtype"), [("auto", "float32"), ("bf16", "bfloat16"), ("int8", "auto")])
 def test_what_is_planned_is_what_is_computed_in(
     request_of: Callable[..., BuildRequest], tmp_path: Path, precision: str, dtype: str

@@ -45,6 +45,7 @@ def test_an_interrupted_build_resumes(
     assert any(line.startswith("quantize: nothing to do") for line in lines)
 
 
+@pytest.mark.proof
 def test_a_killed_build_leaves_nothing_that_is_taken_for_a_result(
     request_of: Callable[..., BuildRequest], tmp_path: Path
 ) -> None:

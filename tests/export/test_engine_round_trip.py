@@ -89,6 +89,7 @@ def test_lookahead(workshop: Path) -> None:
     assert agreed_engine(served(workshop, speculation)).build["max_draft_len"] == 7
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("built", "asked", "reason"),
     [

@@ -271,6 +271,7 @@ def _chat(command: Command, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(_url(command), json=body, timeout=PATIENCE_S, trust_env=False)
 
 
+@pytest.mark.proof
 def test_a_stream_is_finished_at_the_end_and_new_requests_are_refused(tmp_path: Path) -> None:
     """The stream waits for its place in a batch of one, until the stream before it, of three minutes, is left."""
     with (

@@ -43,6 +43,7 @@ def test_it_answers_as_the_checkpoint_does(hub: FakeHub) -> None:
     assert answer == PROMPT + tokenizer.decode(outputs[request.key].tokens)
 
 
+@pytest.mark.proof
 def test_what_is_said_of_it(hub: FakeHub, models: Path) -> None:
     hub.add("org/demo", {f"demo-{kind}.gguf": demo_as(kind) for kind in ("BF16", "Q8_0")})
     for kind in ("BF16", "Q8_0"):

@@ -47,6 +47,7 @@ def _stays(turn: Turn) -> bool:
     return turn.cancel_after_tokens is None and turn.cancel_after_s is None
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=5)
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCENARIOS.glob("*.toml")))
 def test_a_scenario_runs(target: Target, name: str) -> None:

@@ -142,6 +142,7 @@ def test_a_server_that_keeps_up_with_everything_has_no_knee(request_s: float) ->
     assert [one.knee for one in found] == [None] * 15
 
 
+@pytest.mark.proof
 @each_row(("places", "request_s"), [(8, 1.0), (16, 0.5)])
 def test_the_knee_for_poisson_arrivals_is_the_capacity(places: int, request_s: float) -> None:
     for seed in range(8):

@@ -44,6 +44,7 @@ def test_prometheus_accepts_its_configuration() -> None:
     _promtool("check", "config", "prometheus.yml")
 
 
+@pytest.mark.proof
 @needs_promtool
 def test_each_scenario_fires_the_alerts_that_it_names_and_no_other_beside_a_healthy_server(tmp_path: Path) -> None:
     data = yaml.safe_load((MONITORING / "rules/tests/alerts.yml").read_text())

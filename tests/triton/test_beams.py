@@ -81,6 +81,7 @@ def test_beam_width_gives_the_beams_of_transformers(
     assert scores == pytest.approx([score for _, score in expected], abs=1e-3)
 
 
+@pytest.mark.proof
 def test_engine_stage_takes_input_ids_with_beam_width(beams: Running) -> None:
     [ids] = tokenizer().encode_batch([PROMPT], True)
     values = {

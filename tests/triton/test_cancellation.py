@@ -127,7 +127,7 @@ WAYS: list[Callable[[Running, When, str], Awaitable[None]]] = [
 ]
 
 
-@pytest.mark.each_engine
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_each_way_of_cancellation_ends_the_generation(
     server: Running, way: Callable[[Running, When, str], Awaitable[None]]

@@ -21,7 +21,7 @@ from tests.support.tables import each_row
 from tests.triton.support.servers import Running
 from tests.triton.support.tensors import grpc_inputs
 
-pytestmark = [pytest.mark.any_engine, pytest.mark.each_engine]
+pytestmark = pytest.mark.any_engine
 
 TEXT = {"text_input": "Hello", "max_tokens": 4}
 INVALID, UNSUPPORTED = "INVALID_ARGUMENT", "UNIMPLEMENTED"

@@ -142,7 +142,6 @@ def test_trtllm_shutdown_is_clean(tmp_path: Path) -> None:
     serving.close()
 
 
-@pytest.mark.each_engine
 def test_trtllm_without_settings_refuses_guides_and_lora(server: Running) -> None:
     guide, adapter = GenerateOptions(guided_decoding_guide_type="json"), GenerateOptions(lora_name="answer")
     refusal, text = errors.UnsupportedFeature, "lora_name is not supported by this engine"

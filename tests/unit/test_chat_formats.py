@@ -141,6 +141,7 @@ def letters(text: str) -> str:
     return "".join(re.findall(r"\w", text))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @given(parts=st.lists(st.sampled_from(_PARTS), max_size=14), data=st.data(), opened=st.booleans())
 def test_any_cut_reads_the_same(index: int, parts: list[str], data: st.DataObject, opened: bool) -> None:

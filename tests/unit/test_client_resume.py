@@ -96,6 +96,7 @@ def test_a_broken_stream_is_the_unbroken_one(
         assert len(answer.token_ids) == len(own)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("after", range(1, 20))
 def test_sequences_that_break_at_any_response_are_merged(make: Make, fake: FakeServer, after: int) -> None:
     """Some of the sequences have ended then, and of some nothing has come."""

@@ -137,6 +137,7 @@ def check(found: Read, is_open: bool, output: str) -> None:
     assert is_open == (broken > 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @given(data=st.data(), opened=st.booleans())
 def test_nothing_is_lost_and_no_cut_matters(index: int, data: st.DataObject, opened: bool) -> None:
@@ -177,6 +178,7 @@ def chunks_of(data: st.DataObject, pieces: list[Piece]) -> list[list[Piece]]:
     return [whole(pieces[start:end]) for start, end in zip([0, *cuts], [*cuts, len(pieces)], strict=True)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @given(calls=_CALLS, data=st.data(), text=st.sampled_from(["", "Hello {there}. "]))
 def test_delimiters_and_escapes_inside_of_arguments_are_read_back(
@@ -191,6 +193,7 @@ def test_delimiters_and_escapes_inside_of_arguments_are_read_back(
         assert not is_open
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @given(calls=_CALLS, data=st.data(), opened=st.booleans())
 def test_what_a_model_gets_wrong_in_calls_loses_nothing(
@@ -234,6 +237,7 @@ def check_with_form(
         assert (found.content.strip(), found.values) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", BESIDE_CALLS, ids=[IDS[index] for index in BESIDE_CALLS])
 @given(calls=_CALLS, space=st.sampled_from(["", "\n"]), data=st.data())
 def test_an_answer_that_has_a_form_has_no_calls_in_it(

@@ -119,6 +119,7 @@ BROKEN = {
 """What ends a process, and what is said of it."""
 
 
+@pytest.mark.proof
 def test_a_process_that_ends_before_its_tests_has_failed(tmp_path: Path) -> None:
     *broken, whole = sorted(_run(tmp_path, *BROKEN, "def test_b(): pass"), key=lambda one: one.part.files)
     assert (whole.failed, dict(whole.counts)) == (False, {"passed": 1})

@@ -64,6 +64,7 @@ def test_every_id_is_text_and_a_word_of_the_prompts_is_one_token(vocab: int, tmp
     assert all(tokenizer.decode([number]).strip().isalpha() for number in range(300, vocab, 997))
 
 
+@pytest.mark.proof
 def test_a_vocabulary_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a vocabulary of 2000000: only"):
         write_tokenizer(2_000_000, tmp_path)

@@ -46,6 +46,7 @@ def test_what_transformers_generates(kind: str) -> None:
     assert judge(kind).served
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=12)
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in EVERY_TIME])
 def test_every_class_is_served_or_refused_as_the_facts_say(kind: str) -> None:
@@ -168,6 +169,7 @@ def _edit(directory: Path, **fields: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "fields", "said"), [
     ("phi", {"model_type": "own", "auto_map": {"AutoModel": "own.M"}}, "auto_map asks for code of the checkpoint"),
     ("phi", {"quantization_config": {"quant_method": "awq"}}, "quantization_config .'awq'. is not supported"),
@@ -220,6 +222,7 @@ def test_a_size_by_a_name_that_only_its_class_knows_is_found_when_it_was_read() 
         require_sizes_read(Odd(storeys=1001))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "said"), [
     ("bloom", "max_position_embeddings of its config.json is None"),
     ("falcon", "it has attention of its own"),

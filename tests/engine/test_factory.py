@@ -36,6 +36,7 @@ def test_pythons_collector_leaves_alone_what_serves() -> None:
     assert not engine.busy
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "error",
     [

@@ -24,6 +24,7 @@ def _check(model: Published) -> Scorer:
     return scorer
 
 
+@pytest.mark.sweep
 @each
 def test_logits(name: str) -> None:
     scorer = _check(published(name))
@@ -32,6 +33,7 @@ def test_logits(name: str) -> None:
     assert len(held) == (2 * 6 if name == "mixed" else 2 * 7)
 
 
+@pytest.mark.sweep
 @each
 def test_greedy_tokens(name: str) -> None:
     """In float32, by whichever step computes them."""

@@ -88,6 +88,7 @@ def test_guides_that_are_much_used_stay_kept_while_memory_does_not_grow(
     assert (len(compiler._kept) == 31) == known, "without a figure of the heap the largest that they may be counts"
 
 
+@pytest.mark.proof
 def test_a_guide_whose_lexer_is_full_is_compiled_anew() -> None:
     """Its copies share the lexer: one sequence has filled it, and requests that come later must not fail."""
     compiler, source = guide_compiler(max_lexer_states=300), random.Random(1)

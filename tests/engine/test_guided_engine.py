@@ -254,6 +254,7 @@ def test_overlap_changes_no_guided_token(monkeypatch: pytest.MonkeyPatch) -> Non
     assert engine._overlap.launches  # once the guided requests have ended
 
 
+@pytest.mark.proof
 def test_free_requests_are_not_changed_by_guided_ones() -> None:
     free = [ask(PROMPT[place:], 40, temperature=1.0, seed=place) for place in range(4)]
     alone = [output.tokens for output in _run(_engine(), *free)]

@@ -104,6 +104,7 @@ def _log_probs(model: nn.Module, prompt: Sequence[int], tokens: Sequence[int]) -
     return logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=4)
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5moe", "qwen3next", "qwen2moe"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -145,6 +146,7 @@ def test_reuse_changes_no_token(cut: int) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.proof
 def test_a_conversation_computes_its_last_turn_alone() -> None:
     """Each turn's prompt has the answer before it; that is computed as a prompt, and found again from then on."""
     engine, prompt = load(checkpoint("qwen3.5")), LONG_PROMPT[:100]
@@ -168,7 +170,7 @@ def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
     assert any(_cached(outputs)) == (snapshots > 0)
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
 def test_keys_and_values_may_be_rounded(kv_cache_dtype: str) -> None:
     """Those of layers with attention; tokens are the same in any batch."""

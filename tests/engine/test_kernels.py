@@ -66,7 +66,7 @@ def test_blocks_of_one_token() -> None:
     torch.testing.assert_close(seen, expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", ["", "fp8", "int8"])
 def test_float16(kind: str) -> None:
     seen, expected = both(shape(4, 2, 32), MIXED, dtype=torch.float16, kind=kind)
@@ -74,7 +74,6 @@ def test_float16(kind: str) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_a_quantized_cache_in_float32(kind: str) -> None:
     seen, expected = both(shape(4, 2, 32), MIXED, kind=kind, window=50)
@@ -89,7 +88,6 @@ def _sizes_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.sweep
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int | None) -> None:
@@ -179,6 +177,7 @@ def test_keys_are_divided_among_programs_as_there_is_room(
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.proof
 def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
     rng = random.Random(5)
     for sequences in (1, 9, 9, 140):

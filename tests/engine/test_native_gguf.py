@@ -111,6 +111,7 @@ def test_integers_scales_and_minimums_are_the_weight(kind: str) -> None:
     torch.testing.assert_close(weight.flatten(1), linear.decode(torch.float32), rtol=0, atol=0 if exact else 1e-7)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "tied"),
     [

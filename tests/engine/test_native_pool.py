@@ -14,7 +14,6 @@ SOURCES = ROOT / "native"
 
 
 @pytest.mark.proof
-@pytest.mark.sweep
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("sanitizer", "most"),

@@ -64,6 +64,7 @@ def test_a_checkpoint_that_is_fused_itself(scheme: str) -> None:
     _check(quantized(scheme, "Phi3"))
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=1)
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma3Text"])
 def test_norms_of_queries_and_keys(kind: str) -> None:

@@ -119,6 +119,7 @@ def _requests(draw: st.DrawFn, family: str = "byte level") -> Request:
     return ask([draw(tokens) for _ in range(draw(st.integers(1, 12)))], draw(st.integers(9, 20)), **sampling)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["roomy", "tight", "ngram", "draft_target"])
 @given(data=st.data())
 @settings(max_examples=examples(1))
@@ -127,6 +128,7 @@ def test_a_broken_request_goes_on_as_if_it_had_not_been(kind: str, data: st.Data
     _check(*_whole_and_resumed(kind, "byte level", request, chance))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 @settings(max_examples=examples(1))

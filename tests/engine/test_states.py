@@ -74,6 +74,7 @@ class Serving:
         self.cache.free(self.running.pop(index)[2])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("snapshots", [0, 1, 5])
 def test_no_slot_is_lost_and_none_has_anothers_state(snapshots: int) -> None:
     chance = random.Random(snapshots)

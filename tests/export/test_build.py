@@ -28,6 +28,8 @@ from tests.engine.support.published import config_of
 from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import scale_tensor
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(autouse=True)
 def _pictures_are_drawn_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +123,6 @@ def test_a_gguf_file_is_not_quantized(tmp_path: Path) -> None:
         inspect(tmp_path / "m.gguf")
 
 
-@pytest.mark.proof
 def test_sensitive_layers_stay_in_16_bit(request_of: Callable[..., BuildRequest], tmp_path: Path) -> None:
     with pytest.raises(DeploymentError, match="every layer loses more; nothing is left to quantize"):
         run(request_of(precision="int4-awq", kl_budget=0.0, output=tmp_path / "none"))

@@ -64,6 +64,7 @@ def test_quantized_with_our_own_data(workshop: Path) -> None:
     assert config["quantization"] == {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("method", "settings", "architecture"),
     [
@@ -85,6 +86,7 @@ def test_on_blackwell(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config["build_config"]["plugin_config"]["gemm_plugin"] == "nvfp4"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

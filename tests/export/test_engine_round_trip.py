@@ -55,6 +55,7 @@ def paths_of(choices: str | None) -> list[list[int]] | None:
     return choices and [list(map(int, one.split(","))) for one in re.findall(r"\{(.*?)\}", choices)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("speculation", "choices"),
     [

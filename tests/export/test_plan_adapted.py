@@ -28,6 +28,7 @@ CPU = cpu_gpu(20_000, 20, {"float32": 0.1, "fp16": 0.1})
 SMALL = PlanRequest(input_tokens=20, output_tokens=8)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["gpt2", "granitemoe", "qwen3_moe", "opt", "gemma3n_text"])
 def test_the_outline_counts_what_the_checkpoint_holds(kind: str) -> None:
     directory = small_checkpoint(kind)

@@ -57,7 +57,7 @@ def test_known_efficiencies_are_recovered(truth: Efficiency, gpu: Gpu, precision
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.05), name
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_what_is_fitted_holds_for_other_loads_and_through_noise(truth: Efficiency) -> None:
     measured = _made_up(truth, CPU, "float32", CALIBRATION_ROWS, "gemma-3-1b")

@@ -151,6 +151,7 @@ def test_speeds_that_no_roofline_knows_are_not_presented_as_predictions(tmp_path
     assert plan["memory"]["weights"] > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [

@@ -33,6 +33,7 @@ def test_parameters_are_those_of_the_model_itself(name: str) -> None:
     assert count_parameters(config).total == sum(tensor.numel() for tensor in tensors.values())
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=8)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if is_served(family)])
 def test_parameters_of_published_models_are_those_of_the_model_itself(family: str) -> None:

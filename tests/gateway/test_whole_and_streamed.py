@@ -105,6 +105,7 @@ def test_a_streamed_chat_is_the_whole_one(served: tuple[Inside, Drawn], drawn: D
     assert stream == whole
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(2))
 @given(drawn=DRAWN, body=COMPLETED)
 def test_a_streamed_completion_is_the_whole_one(

@@ -134,7 +134,7 @@ def test_streams_go_on_where_that_is_asked_for(tmp_path: Path, options: tuple[st
     assert ("--resume" in summary["command"]) == bool(options)
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("slo", "share", "code", "said"),
     [

@@ -226,6 +226,7 @@ def test_runbooks_may_lie_elsewhere(tmp_path: Path) -> None:
     assert "/public/" not in dashboard
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="docker-compose is not installed")
 @each_row("profile", ["cpu", "gpu", "replicas"])
 def test_compose_accepts_the_monitors_beside_a_server(profile: str) -> None:

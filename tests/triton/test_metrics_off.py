@@ -15,9 +15,8 @@ from inflight.serve.server import free_ports
 from tests.triton.support.servers import on_engine
 
 
-@pytest.mark.parametrize(
-    "by_option", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["deployment", "option"]
-)
+@pytest.mark.proof
+@pytest.mark.parametrize("by_option", [False, True], ids=["deployment", "option"])
 def test_observability_metrics_false_closes_the_page(by_option: bool, tmp_path: Path) -> None:
     """Their port may be in use by another: nothing of this server needs it."""
     directory = on_engine("replay", tmp_path, observability={"metrics": by_option})

@@ -185,6 +185,7 @@ def test_the_door_is_started_again_at_once(serve: Serve) -> None:
     assert serve.get("/ready")[0] == 200, "what is behind it has not changed"
 
 
+@pytest.mark.proof
 def test_a_stop_admits_no_more_and_finishes_what_runs(serve: Serve) -> None:
     """It is the last test of the command. More signals do not hurry it."""
     children = psutil.Process(serve.process.pid).children(recursive=True)

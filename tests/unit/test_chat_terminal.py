@@ -110,7 +110,7 @@ def asked(fake: FakeServer) -> list[str]:
     return [json.loads(inputs["messages"])[-1]["content"] for inputs in fake.requests if "messages" in inputs]
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("columns", [20, 40, 80, 120])
 def test_words_are_whole_at_any_width(fake: FakeServer, columns: int) -> None:
     terminal = Terminal(fake, columns)
@@ -195,6 +195,7 @@ def test_no_server_is_told_before_the_first_question(fake: FakeServer) -> None:
     fake.__enter__()
 
 
+@pytest.mark.proof
 def test_ctrl_z_suspends(fake: FakeServer) -> None:
     terminal = Terminal(fake, 200, shell=True)
     terminal.wait_for_prompt(1)
@@ -211,6 +212,7 @@ def test_ctrl_z_suspends(fake: FakeServer) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.proof
 def test_a_dumb_terminal_gets_no_sequences(fake: FakeServer) -> None:
     terminal = Terminal(fake, 80, kind="dumb")
     terminal.wait_for_prompt(1)

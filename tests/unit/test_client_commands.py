@@ -202,6 +202,7 @@ def test_summary_counts_only_the_time_after_the_first_token() -> None:
     assert summary(Completion()) == "cancelled"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("program", "arguments", "wanted"),
     [

@@ -84,7 +84,7 @@ def test_what_serving_does_without_is_known(refused: str) -> None:
     assert not lacking & {"pytriton"}
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
 def test_serving_has_all_that_the_command_imports(words: list[str], refused: str) -> None:
     done = subprocess.run([sys.executable, "-c", RUN, refused, *words], capture_output=True, text=True, timeout=120)
@@ -95,7 +95,7 @@ def test_serving_has_all_that_the_command_imports(words: list[str], refused: str
 GRPC = "grpc,tritonclient,google"
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("words", "said"),
     [

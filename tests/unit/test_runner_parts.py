@@ -158,6 +158,7 @@ def test_a_part_that_tells_nothing_is_a_failure_and_no_part_is_none(
     assert Report([], Durations()).end(tmp_path / "durations.json") == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("text", "commit", "written"), [("pass", "abc", True), ("pass", "abc-dirty", False), ("assert 0", "abc", False)]
 )

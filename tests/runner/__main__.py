@@ -53,9 +53,11 @@ def main() -> int:
     report.begin(choice, why)
     if options.list:
         return 0
+    os.environ["OMP_NUM_THREADS"] = "1"
+    imported = ["tests.runner.imported"] if len(parts) > options.workers else []
     with tempfile.TemporaryDirectory(prefix="inflight-tests-") as folder:
         try:
-            Runner(options.workers, Path(folder), report.part, progress=report.progress).run(parts)
+            Runner(options.workers, Path(folder), report.part, progress=report.progress, imported=imported).run(parts)
         except KeyboardInterrupt:
             return 130
     folder = RECORD.parent if options.record else ROOT / "artifacts/tests"

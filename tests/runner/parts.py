@@ -17,7 +17,7 @@ SPARED = " and not release"
 """`make check` leaves these to `make release`."""
 TOGETHER = ("tests/docker/", "tests/gateway/programs/")
 """Folders whose long proofs look at the same images or environments, which take minutes to make."""
-LISTS_A_WORKER = 3
+LISTS_A_WORKER = 4
 LEAST_S = 60.0
 """A process takes some seconds to import what tests import and to start what they share; so much is worth it."""
 

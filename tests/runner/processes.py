@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from tests.runner.imports import ROOT
 from tests.runner.parts import Part
@@ -71,6 +72,7 @@ class Runner:
         options: Sequence[str] = (),
         progress: Callable[[int, float, str], object] = lambda *_: None,
         every_s: float = 60.0,
+        imported: Sequence[str] = (),
     ) -> None:
         """Make a runner; nothing runs yet.
 
@@ -82,11 +84,16 @@ class Runner:
             progress: called every ``every_s`` seconds with the number of tests that have ended, and the seconds and the
                 name of the one that has run longest.
             every_s: see ``progress``.
+            imported: modules that are imported once, by a process that those of the parts are forked from; without any
+                these import all by themselves.
         """
         self._workers, self._folder, self._done, self._options = workers, folder, done, options
         self._progress, self._every_s = progress, every_s
+        self._context = multiprocessing.get_context("forkserver" if imported else "spawn")
+        if imported:
+            self._context.set_forkserver_preload(list(imported))
         self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[Any]] = set()
+        self._processes: set[BaseProcess] = set()
         self._stopped = False
         self._number = 0
 
@@ -136,19 +143,16 @@ class Runner:
 
     def _run(self, part: Part, place: Path) -> Result:
         told, output = place.with_suffix(".jsonl"), place.with_suffix(".log")
-        command = [sys.executable, "-m", "pytest", "-p", "tests.runner.plugin", "--tell", str(told), "-m", part.marks]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": part.profile}
+        arguments = ["-p", "tests.runner.plugin", "--tell", str(told), "-m", part.marks, *self._options, *part.files]
         began = time.monotonic()
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [*command, *self._options, *part.files], cwd=ROOT, env=environment,
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            with self._lock:
-                self._processes.add(process)
-            code = process.wait()
-            with self._lock:
-                self._processes.discard(process)
+        process = self._context.Process(target=_pytest, args=(arguments, {"HYPOTHESIS_PROFILE": part.profile}, output))
+        with self._lock:  # a process is started by one thread at a time
+            process.start()
+            self._processes.add(process)
+        process.join()
+        with self._lock:
+            self._processes.discard(process)
+        code = process.exitcode or 0
         result = Result(part, output=output.read_text(errors="replace"), seconds=time.monotonic() - began)
         begun = _read(told, result)
         if begun or code not in (0, 1, _NOTHING_SELECTED) or (code == 1 and not result.counts["failed"]):
@@ -160,12 +164,26 @@ class Runner:
         with self._lock:
             running = list(self._processes)
         for process in running:
-            process.send_signal(signal.SIGINT)
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
         for process in running:
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.join(STOP_S)
+            process.kill()
+
+
+def _pytest(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+    """Run pytest in this process, which was made for it, and end with its code."""
+    os.chdir(ROOT)
+    os.environ.update(environment)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream, file in ((0, nothing), (1, written), (2, written)):
+        os.dup2(file, stream)
+    import pytest  # here: the runner itself does without it, and `needs` runs where it is not installed
+
+    code = pytest.main(list(arguments))
+    atexit._run_exitfuncs()  # multiprocessing leaves them out; temporary folders go in them
+    sys.exit(code)
 
 
 def _read(told: Path, result: Result) -> str:

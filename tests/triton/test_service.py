@@ -76,8 +76,8 @@ class Serve:
 
         Triton may have been started again more often: it aborts where the machine stands still.
         """
-        ready = self.get("/ready")[0] == 200
-        return ready and all(self.restarts().get(cause, 0) >= count for cause, count in causes.items())
+        counts = self.restarts()  # first: a part that has just ended is not noticed yet, and all is ready
+        return all(counts.get(cause, 0) >= count for cause, count in causes.items()) and self.get("/ready")[0] == 200
 
 
 class Watch:
@@ -97,11 +97,13 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ends.wait(0.05):
+        while True:
             try:
                 self.seen.append(self._serve.get(self._path)[0])
             except (OSError, http.client.HTTPException) as error:
                 self.seen.append(error)
+            if self._ends.wait(0.05):
+                return
 
 
 def _start(directory: Path, said: Path) -> Serve:

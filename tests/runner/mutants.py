@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from tests.runner.choice import READS_ALL, RestsOn, choose, files_of_tests
 from tests.runner.durations import Durations
 from tests.runner.imports import ROOT
 from tests.runner.parts import PROOFS, SPARED, TEST
+from tests.runner.processes import new_processes, run_pytest
 
 MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
@@ -101,13 +103,17 @@ def nearest_first(
 
 def run_until_one_fails(files: Sequence[str], marks: str) -> str:
     """Run files of tests; return the test that failed first, or nothing."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *files]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if done.returncode in (0, 5):
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks, *files]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        process = new_processes(["tests.runner.imported"]).Process(target=run_pytest, args=(arguments, {}, output))
+        process.start()
+        process.join()
+        said = output.read_text(errors="replace")
+    lines = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if process.exitcode in (0, 5):
         return ""
-    return lines[-1].split(" ", 1)[1].split(" - ")[0] if lines else f"pytest ended with code {done.returncode}"
+    return lines[-1].split(" ", 1)[1].split(" - ")[0] if lines else f"pytest ended with code {process.exitcode}"
 
 
 def try_chosen(mutant: Mutant) -> dict[str, Any]:
@@ -163,6 +169,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="which share of the mutants, e.g. 1/2: every second one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     place, shares = map(int, options.part.split("/"))
     results = json.loads(options.output.read_text()) if options.output.is_file() else {"rows": []}
     if options.verb == "others":

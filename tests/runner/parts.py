@@ -19,7 +19,7 @@ TOGETHER = ("tests/docker/", "tests/gateway/programs/")
 """Folders whose long proofs look at the same images or environments, which take minutes to make."""
 LISTS_A_WORKER = 4
 LEAST_S = 60.0
-"""A process takes some seconds to import what tests import and to start what they share; so much is worth it."""
+"""A process takes some seconds to start what its tests share; so much of tests is worth it."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -89,9 +90,7 @@ class Runner:
         """
         self._workers, self._folder, self._done, self._options = workers, folder, done, options
         self._progress, self._every_s = progress, every_s
-        self._context = multiprocessing.get_context("forkserver" if imported else "spawn")
-        if imported:
-            self._context.set_forkserver_preload(list(imported))
+        self._context = new_processes(imported)
         self._lock = threading.Lock()
         self._processes: set[BaseProcess] = set()
         self._stopped = False
@@ -145,7 +144,9 @@ class Runner:
         told, output = place.with_suffix(".jsonl"), place.with_suffix(".log")
         arguments = ["-p", "tests.runner.plugin", "--tell", str(told), "-m", part.marks, *self._options, *part.files]
         began = time.monotonic()
-        process = self._context.Process(target=_pytest, args=(arguments, {"HYPOTHESIS_PROFILE": part.profile}, output))
+        process = self._context.Process(
+            target=run_pytest, args=(arguments, {"HYPOTHESIS_PROFILE": part.profile}, output)
+        )
         with self._lock:  # a process is started by one thread at a time
             process.start()
             self._processes.add(process)
@@ -171,8 +172,23 @@ class Runner:
             process.kill()
 
 
-def _pytest(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
-    """Run pytest in this process, which was made for it, and end with its code."""
+def new_processes(imported: Sequence[str]) -> BaseContext:
+    """Return what starts processes that have imported these modules: they are forked from one that does it once."""
+    if not imported:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(imported))
+    return context
+
+
+def run_pytest(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+    """Run pytest in this process, which was made for it, and end with its code.
+
+    Args:
+        arguments: pytest's.
+        environment: variables that it has besides.
+        output: gets what it prints.
+    """
     os.chdir(ROOT)
     os.environ.update(environment)
     nothing = os.open(os.devnull, os.O_RDONLY)

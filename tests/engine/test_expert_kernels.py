@@ -72,7 +72,7 @@ def test_another_activation() -> None:
     torch.testing.assert_close(_fused(block)(x), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=3)
 @each
 def test_the_choice(kind: str) -> None:
     block = _block(kind, torch.float32)

@@ -42,6 +42,7 @@ def _by_kernels(model: DecoderModel, cache: KvPool, ranges: list[QueryRange], to
     return model(ids, layout.positions, TritonAttention(cache.layers, layout, 4))
 
 
+@pytest.mark.sweep(most=3)
 @pytest.mark.proof
 @pytest.mark.parametrize(
     "name",

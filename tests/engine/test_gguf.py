@@ -34,7 +34,7 @@ def _check(file: GgufFile, **settings: object) -> None:
     assert [tokens for _, tokens in made] == file.likeliest(made)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @steps
 @pytest.mark.parametrize("name", NAMES)
 def test_architectures(name: str, cpu_step: str) -> None:
@@ -47,14 +47,14 @@ def test_experts_in_mxfp4(cpu_step: str) -> None:
     _check(gguf_file("gpt-oss", "F32", ((".experts.", "MXFP4"),)), cpu_step=cpu_step)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=2)
 @steps
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
 def test_experts(kind: str, cpu_step: str) -> None:
     _check(wide_gguf_file(kind, experts=True), cpu_step=cpu_step)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=8)
 @steps
 @pytest.mark.parametrize("kind", ["F16", "BF16", *FORMATS])
 def test_types(kind: str, cpu_step: str) -> None:

@@ -148,6 +148,7 @@ def test_what_is_no_decode_step_is_left_to_others() -> None:
     assert not any(one.replays for one in captured)
 
 
+@pytest.mark.sweep(most=2)
 @pytest.mark.proof
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("name", ["llama, biases, tied", "gemma3"])

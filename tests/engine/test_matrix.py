@@ -96,13 +96,13 @@ def test_every_format_is_read_and_served_for_every_architecture(architecture: st
     _serve(architecture, form)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=8)
 @pytest.mark.parametrize("architecture", SMALL)
 def test_what_is_not_quantized_is_served_by_what_the_table_says(architecture: str) -> None:
     _serve(architecture, None)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_format_is_served_by_transformers_code(form: str, tmp_path: Path) -> None:
     shutil.copytree(small_checkpoint("gpt2"), tmp_path, dirs_exist_ok=True)

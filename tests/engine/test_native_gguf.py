@@ -73,7 +73,7 @@ def _native(name: str, instruction_set: str) -> tuple[DecoderModel, NativeModel]
     return model, native
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=8)
 @each_set
 @pytest.mark.parametrize("name", [*FORMATS, *MIXTURES])
 def test_logits_are_those_of_pytorch_whatever_the_batch(name: str, instruction_set: str) -> None:

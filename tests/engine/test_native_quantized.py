@@ -136,7 +136,7 @@ def _tokens(count: int) -> list[int]:
     return random.Random(3).choices(range(VOCAB), k=count)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=24)
 @pytest.mark.parametrize(
     ("served", "instruction_set", "smoothed", "dtype"),
     pairwise(SERVED, SETS, [False, True], [torch.float32, torch.bfloat16]),
@@ -159,7 +159,7 @@ def test_logits_are_those_of_pytorch(
     assert (own.exp() * (own - other)).sum(-1).mean() < 1.5e-3
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=16)
 @pytest.mark.parametrize(
     ("name", "scheme", "instruction_set"),
     pairwise(list(GROUP), list(SCHEMES), SETS, allowed=lambda name, scheme, _: (name, scheme) in SERVED),

@@ -65,7 +65,7 @@ def test_both_kinds_of_layers_occur(name: str) -> None:
     assert max(map(len, PROMPTS)) > 8
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @each_in_short_steps
 def test_after_a_cached_prefix_in_chunks(name: str) -> None:
     """Context logits are whole although the prefix is cached; without them the cache is used, to the same end."""
@@ -84,7 +84,7 @@ def test_after_a_cached_prefix_in_chunks(name: str) -> None:
     _check_scores(name, quick, output)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @each_in_short_steps
 def test_in_a_crowd_with_preemption(name: str) -> None:
     """All scores of all requests of a batch that is preempted again and again."""
@@ -137,7 +137,7 @@ def test_longrope_scales_by_the_served_length(served: int, tmp_path: Path) -> No
     torch.testing.assert_close(torch.tensor(output.generation_logits[0])[None], expected, **CLOSE)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=3)
 @each_in_short_steps
 def test_bfloat16_in_a_crowd(name: str) -> None:
     """Runs in every architecture, in both policies of the batch; tokens are of the vocabulary, scores are numbers."""

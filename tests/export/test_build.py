@@ -73,7 +73,7 @@ def test_other_thresholds_only_write_again(
     assert load_deployment(again.directory).quality.max_kl_divergence == 7
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=2)
 @pytest.mark.parametrize(
     ("tensor", "factor", "named"),
     [
@@ -217,7 +217,7 @@ def test_drafts_whose_positions_tensorrt_llm_would_misread_are_refused_before_an
         make_blueprint(request, inspect(request.model), find_gpu(request.gpu), dry_run=True)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=2)
 @pytest.mark.parametrize(
     ("family", "what"),
     [

@@ -57,7 +57,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield traced, load
 
 
-@pytest.fixture(scope="module", params=["grpc", "http"])
+@pytest.fixture(scope="module", params=["grpc", pytest.param("http", marks=pytest.mark.release)])
 def measured(
     request: pytest.FixtureRequest, served: tuple[Traced, Load], tmp_path_factory: pytest.TempPathFactory
 ) -> Measured:

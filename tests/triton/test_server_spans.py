@@ -125,6 +125,7 @@ def test_every_request_ends_in_one_server_span(engine: str, tmp_path: Path) -> N
     assert set(sink.children(straight)) == {"queue", "prefill", "decode"}
 
 
+@pytest.mark.sweep(most=1)
 def test_server_spans_of_unary_requests_and_batches(traced_unary: Traced) -> None:
     """Triton hands on the headers of gRPC and of HTTP's infer."""
     server = traced_unary.server

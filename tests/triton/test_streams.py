@@ -43,6 +43,7 @@ async def _one_stream(url: str, request_id: str, prompt: str) -> list[tuple[str,
     return responses
 
 
+@pytest.mark.sweep(most=1)
 @pytest.mark.any_engine
 def test_hundred_streams_lose_no_token(server: Running) -> None:
     prompts = [f"Request {index}: what is {'in-flight batching' * (index % 4)}" for index in range(STREAMS)]

@@ -63,7 +63,7 @@ def test_without_tools_the_prompt_is_chatml() -> None:
     assert ChatTemplate(CHAT_TEMPLATE, {}).render(plain) == "".join(turns) + "<|im_start|>assistant\n"
 
 
-@pytest.mark.proof
+@pytest.mark.release
 def test_the_committed_model_is_of_these_lessons() -> None:
     from demo.conversation import CHAT_TEMPLATE
     from demo.lessons import load_lessons

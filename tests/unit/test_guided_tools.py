@@ -90,7 +90,7 @@ def _calls(draw: st.DrawFn) -> tuple[list[Tool], list[Call]]:
     return tools, [(name, drawn[name][1]) for name in chosen]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=5)
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @given(drawn=_calls(), data=st.data())
 def test_calls_that_are_rendered_are_allowed_and_read_back(

@@ -104,7 +104,7 @@ def _schema(calls: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "object", "properties": {key: {"type": sorted(one)} for key, one in types.items()}}
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(most=4)
 @pytest.mark.parametrize("index", INDICES, ids=[f"{index}-{FAMILIES[index].name}" for index in INDICES])
 @given(data=st.data())
 def test_what_a_template_writes_is_read_back(index: int, data: st.DataObject) -> None:

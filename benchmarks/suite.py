@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,8 @@ class SuiteRun:
     """One run of a command that runs tests."""
 
     command: str
+    changed: str
+    """The file that a clean clone of the commit had a line more of; of "" the checkout itself was tested."""
     neighbour: str
     """What ran beside it."""
     minutes: float
@@ -69,6 +72,9 @@ def suite(
     beside_neighbour: Annotated[
         bool, typer.Option(help="Take all cores away for up to a second at a time meanwhile; that needs root.")
     ] = False,
+    changed: Annotated[
+        str, typer.Option(help="Run in a clean clone where this file has a line more, and BASE is the commit.")
+    ] = "",
     output: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Add the runs to those of this JSON file.")
     ] = None,
@@ -77,11 +83,12 @@ def suite(
     known = json.loads(output.read_text())["rows"] if output is not None and output.is_file() else []
     made: list[SuiteRun] = []
     options = f"--verb {verb} --runs {runs}" + " --beside-neighbour" * beside_neighbour
+    options += f" --changed {changed}" if changed else ""
     with one_line_errors(console):
         for place in range(runs):
             log = FOLDER / f"suite-{len(known) + place + 1}.log"
             console.print(f"run {place + 1} of {runs}; its output goes to {log}")
-            run = run_suite(COMMANDS[verb], beside_neighbour, log)
+            run = run_suite(COMMANDS[verb], beside_neighbour, log, changed)
             made.append(run)
             console.print(f"{run.minutes} minutes, exit code {run.code} {run.failures}")
             if output is not None:  # after each run, so that none is lost
@@ -89,27 +96,35 @@ def suite(
     print_table("Inflight's own tests", [asdict(run) for run in made])
 
 
-def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> SuiteRun:
-    """Run a command that runs tests once, from the checkout's root.
+def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed: str = "") -> SuiteRun:
+    """Run a command that runs tests once, from the root of the checkout or of a clone.
 
     Args:
         command: program and arguments.
         beside_neighbour: whether ``tests/support/busy_neighbour.py`` takes all cores for up to a second at a time.
         log: where the command's output goes.
+        changed: a file that has a line more in a clone; without it the checkout is tested as it is.
 
     Raises:
-        DeploymentError: the neighbour cannot run here.
+        DeploymentError: the neighbour cannot run here, or there is no such file.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
+    if changed:
+        environment["BASE"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output, _neighbour() if beside_neighbour else nullcontext():
+    with (
+        log.open("w") as output,
+        _clone(changed) if changed else nullcontext(ROOT) as root,
+        _neighbour() if beside_neighbour else nullcontext(),
+    ):
         stolen, began = psutil.cpu_times().steal, time.monotonic()
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
         seconds, stolen = time.monotonic() - began, psutil.cpu_times().steal - stolen
     said = log.read_text(errors="replace")
     counts = count_results(said)
     return SuiteRun(
         command=" ".join(command),
+        changed=changed,
         neighbour="all cores for up to 1 s at a time" if beside_neighbour else "none",
         minutes=round(seconds / 60, 2),
         passed=counts["passed"],
@@ -131,6 +146,19 @@ def count_results(said: str) -> Counter[str]:
         counts.update({kind: int(number) for kind, number in line.groupdict().items()})
     counts["repeated"] = sum(map(int, _REPEATED.findall(said)))
     return counts
+
+
+@contextmanager
+def _clone(changed: str) -> Iterator[Path]:
+    """Clone the commit that is checked out, and add a line to a file: an empty one to prose, else a comment."""
+    with tempfile.TemporaryDirectory(prefix="inflight-suite-") as folder:
+        clone = Path(folder, "inflight")
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        if not (clone / changed).is_file():
+            raise DeploymentError(f"--changed {changed}: the commit has no such file")
+        with (clone / changed).open("a") as file:
+            file.write("# a change\n" if changed.endswith(".py") else "\n")
+        yield clone
 
 
 @contextmanager

@@ -62,3 +62,13 @@ def test_a_run_beside_a_neighbour_begins_when_it_has_the_core(tmp_path: Path, mo
     monkeypatch.setattr(suite, "NEIGHBOUR", ["sh", "-c", "echo it needs root >&2; exit 1", "sh"])
     with pytest.raises(DeploymentError, match="it needs root"):
         run_suite(["true"], True, tmp_path / "log")
+
+
+def test_a_change_is_made_in_a_clone(tmp_path: Path) -> None:
+    run = run_suite(["sh", "-c", "git diff --stat $BASE && pwd"], False, tmp_path / "log", changed="LICENSE")
+    *differs, _, place = (tmp_path / "log").read_text().splitlines()
+    assert (run.code, run.changed, [line.split()[0] for line in differs]) == (0, "LICENSE", ["LICENSE"])
+    assert Path(place) != suite.ROOT
+    assert not Path(place).exists()
+    with pytest.raises(DeploymentError, match="--changed absent.py: the commit has no such file"):
+        run_suite(["true"], False, tmp_path / "log", changed="absent.py")

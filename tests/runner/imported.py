@@ -4,16 +4,18 @@ Nothing of Inflight is among it: what a test finds of that, it has imported itse
 """
 
 import os
+import warnings
 from pathlib import Path
 
 if not Path("/dev/nvidiactl").exists():  # as in tests/conftest.py
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import hypothesis
-import modelopt.torch.quantization
-import pytest
-import scipy.stats
-import torch
-import transformers.models.llama.modeling_llama
+with warnings.catch_warnings(action="ignore"):
+    import hypothesis
+    import modelopt.torch.quantization
+    import pytest
+    import scipy.stats
+    import torch
+    import transformers.models.llama.modeling_llama
 
 __all__ = ["hypothesis", "modelopt", "pytest", "scipy", "torch", "transformers"]

@@ -53,7 +53,6 @@ def main() -> int:
     report.begin(choice, why)
     if options.list:
         return 0
-    os.environ["OMP_NUM_THREADS"] = "1"
     imported = ["tests.runner.imported"] if len(parts) > options.workers else []
     with tempfile.TemporaryDirectory(prefix="inflight-tests-") as folder:
         try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -169,7 +168,6 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="which share of the mutants, e.g. 1/2: every second one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
     place, shares = map(int, options.part.split("/"))
     results = json.loads(options.output.read_text()) if options.output.is_file() else {"rows": []}
     if options.verb == "others":

@@ -173,7 +173,11 @@ class Runner:
 
 
 def new_processes(imported: Sequence[str]) -> BaseContext:
-    """Return what starts processes that have imported these modules: they are forked from one that does it once."""
+    """Return what starts processes that have imported these modules: they are forked from one that does it once.
+
+    Their libraries compute with one thread each, since there are as many processes as cores.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
     if not imported:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

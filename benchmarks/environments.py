@@ -19,6 +19,7 @@ from pathlib import Path
 
 from inflight.errors import InflightError
 
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 _RECORD = "made.json"
 _NO_REGISTRY = b"WARNING: Retrying (Retry(total=0,"
 """What pip says when its last try to connect begins."""
@@ -74,7 +75,7 @@ class Home:
             raise InflightError(f"{self.name}: {shown[:120]} ended with code {code}; {self.log} says why")
 
     def pip(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
-        """Run the environment's pip; PIP_FLAGS has more of its options.
+        """Run our pip, which may be newer, for the environment; PIP_FLAGS has more of its options.
 
         Raises:
             InflightError: it failed; if no try reached the package registry, the error says so.
@@ -82,7 +83,7 @@ class Home:
         flags = shlex.split(os.environ.get("PIP_FLAGS", "")) if words[0] in ("install", "download") else []
         said = self.log.stat().st_size if self.log.exists() else 0
         try:
-            self.run(self.python, "-m", "pip", "--disable-pip-version-check", *words, *flags, environment=environment)
+            self.run(*_PIP, "--python", self.python, *words, *flags, environment=environment)
         except InflightError:
             if _NO_REGISTRY not in self.log.read_bytes()[said:]:
                 raise
@@ -174,7 +175,7 @@ def _make(home: Home) -> None:
     home.run(sys.executable, "-m", "venv", "--clear", "venv")
     if recipe.packages:
         print(f"    installing {', '.join(recipe.packages)}", flush=True)
-        home.pip("install", *recipe.packages)
+        home.pip("install", "--no-compile", *recipe.packages)
     for step in recipe.steps:
         print(f"    {step.__name__.strip('_').replace('_', ' ')}", flush=True)
         step(home)

@@ -35,7 +35,8 @@ def folder() -> Path:
 
 def _install(target: Path) -> None:
     partial = target.with_suffix(f".{os.getpid()}")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    pip += ["install", "--quiet", "--no-compile", "--no-deps"]
     done = subprocess.run([*pip, "--target", str(partial), *PACKAGES], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{PACKAGES[0]} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")

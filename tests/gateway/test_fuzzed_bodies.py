@@ -22,7 +22,7 @@ QUESTION = {"messages": [{"role": "user", "content": "What is Triton?"}], "tempe
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.release)])
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.release)])
 def test_no_body_is_answered_by_a_fault(gateway: Beside, count: int) -> None:
     process = gateway.process.process.pid
     flaws, right = asyncio.run(send_all(gateway.url, count))

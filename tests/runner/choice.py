@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.runner.imports import ROOT, backwards, import_graph, module_name, reachable, read_source, tracked_files
 
-EVERYTHING = ("pyproject.toml", "constraints.txt", "Makefile", "scripts/setup.py")
+EVERYTHING = ("pyproject.toml", "constraints.txt", "Makefile")
 """A change of one of these reaches every test."""
 MOST = (
     "inflight/contract.py", "inflight/errors.py", "inflight/settings/", "tests/conftest.py", "tests/support/",
@@ -41,8 +41,15 @@ PROVES = {
     "tests/engine/test_attention_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
     "tests/engine/test_between_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
     "tests/engine/test_kernels_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
+    "tests/engine/test_fused_layers.py": (
+        "inflight/engine/attention/", "inflight/engine/cuda/", "inflight/engine/kvcache/memory_pool.py",
+        "inflight/engine/model_runner.py", "inflight/engine/models/", "inflight/engine/quant/",
+    ),
     "tests/engine/test_native_sanitizers.py": ("native/", "inflight/engine/native/"),
     "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
+    "tests/export/test_both_transformers.py": (
+        "inflight/engine/checkpoint.py", "inflight/engine/models/", "inflight/export/",
+    ),
 }  # fmt: skip
 """Long proofs of a file or folder run for changes of these paths and of their own helpers, not of what these import."""
 READS_ALL = "tests/unit/test_structure.py"

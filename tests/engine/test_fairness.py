@@ -147,6 +147,18 @@ def test_who_was_away_has_saved_nothing() -> None:
         assert abs(sum(one in back for one in after[:count]) * 2 - count) <= 2, "by turns, one each"
 
 
+def test_who_comes_back_keeps_its_count() -> None:
+    queue = RequestQueue(fair=True)
+    other, served = _sequence(0, "other"), _sequence(1, "served")
+    queue.push(other)
+    queue.push(served)
+    queue.remove(served)
+    queue.charge("served", 5)
+    queue.push(_sequence(2, "served"))
+    assert _served(queue, "served") == 5
+    assert queue.pop() is other
+
+
 def test_without_fairness_it_is_by_arrival() -> None:
     books = Books(max_batch_size=1)
     added = [books.add(4, max_tokens=4, client_id=client) for client in "aaab"]

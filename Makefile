@@ -40,7 +40,7 @@ lint:
 
 # `test` has what is proven in short. `check` has the tests and the long proofs that the change can reach:
 # BASE=REV says since when, and tests/runner/base.py what counts without it. `release` has everything, and writes down
-# that it passed and how long each test took. ARGS are pytest's, of one process, instead of all that.
+# that it passed. ARGS are pytest's, of one process, instead of all that.
 RUN = $(BIN)/python -m tests.runner
 test:
 	$(SETUP) $(EVERYTHING)

@@ -60,8 +60,9 @@ def main() -> int:
         except KeyboardInterrupt:
             return 130
     folder = RECORD.parent if options.record else ROOT / "artifacts/tests"
+    usual = options.verb != "release"  # whose properties have more examples, and take longer
     whole = options.verb != "test" and len(choice.proofs) == len(files_of_tests())
-    return report.end(folder / RECORD.name, folder / PASSED.name if whole else None)
+    return report.end(folder / RECORD.name if usual else None, folder / PASSED.name if whole else None)
 
 
 def _chosen(verb: str, given: str | None) -> tuple[Choice, str]:

@@ -58,11 +58,11 @@ class Report:
         minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
         return f"{minutes:3}:{seconds:02}"
 
-    def end(self, record: Path, passed: Path | None = None) -> int:
+    def end(self, record: Path | None, passed: Path | None = None) -> int:
         """Say what was slow, repeated and failed; return the exit code.
 
         Args:
-            record: where the durations are written to.
+            record: where the durations are written to, if they are usual ones.
             passed: where it is written that everything has passed, if it has and the checkout is that of a commit.
         """
         ended = [one for result in self._results for one in result.ended]
@@ -70,7 +70,8 @@ class Report:
         for one in sorted(ended, key=lambda one: -one.seconds)[:SLOWEST]:
             known = self._known.slow.get(one.test)
             say(f"  {one.seconds:6.1f} s  {f'{known:6.1f} s' if known else '       -'}  {one.test}")
-        self._known.updated((one.test, one.kind, one.seconds) for one in ended).write(record, **provenance())
+        if record is not None:
+            self._known.updated((one.test, one.kind, one.seconds) for one in ended).write(record, **provenance())
         repeated = [one for result in self._results for one in result.repeated]
         say(f"\nTried again: {len(repeated)}")
         for test, cause in repeated:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,11 +50,25 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
 def _wait_ready(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
     said = ""
-    for line in process.stderr:
-        said += line
-        if "Ctrl-C stops it" in line:
-            return said
+    watch = threading.Timer(PATIENCE_S, _give_up, [process.pid])
+    watch.start()
+    try:
+        for line in process.stderr:
+            said += line
+            if "Ctrl-C stops it" in line:
+                return said
+    finally:
+        watch.cancel()
     raise AssertionError(said)
+
+
+def _give_up(process: int) -> None:
+    """End a server that does not become ready; show its processes, and their logs."""
+    for one in psutil.Process(process).children(recursive=True):
+        print(one, one.cpu_times())
+        if (log := Path(f"/proc/{one.pid}/fd/1")).is_file():
+            print(log.read_text(errors="replace")[-5000:])
+    os.kill(process, signal.SIGTERM)
 
 
 def _servers() -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import http.client
 import itertools
 import json
@@ -52,8 +53,8 @@ HELD_S = 3.0
 """How long a port may be busy before that is an error."""
 _READY_POLL_S, _PAUSE_POLL_S = 0.02, 0.1
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
-_PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
-"""Where ``free_ports`` looks: the first port; the parts, of which two processes rarely share one; the ports of each."""
+_PORTS, _PARTS, _PORTS_EACH = 10_000, 700, 30
+"""Where ``free_ports`` looks: the first port; the parts, of which each process has its own; the ports of each."""
 _looked_at = itertools.count()
 _METRICS_INTERVAL_MS = 500
 """Between two looks of Triton at the machine (2.51: 2000). It sleeps so long also where it is to stop: each stop, and
@@ -349,13 +350,13 @@ def _bind_error(address: str, port: int) -> OSError | None:
 def free_ports(count: int, kept: Collection[int | None] = ()) -> list[int]:
     """Return ports that nothing listens on, but none of those that are ``kept`` for something else.
 
-    They lie below those that Linux gives to outgoing connections, and each process looks in its part of them, which it
-    rarely shares: until a server binds them, seconds from now, hardly anybody else gets them.
+    They lie below those that Linux gives to outgoing connections, and each process looks in its own part of them: until
+    a server binds them, seconds from now, hardly anybody else gets them.
 
     Raises:
         DeploymentError: there are not as many.
     """
-    first, found = _PORTS + os.getpid() % _PROCESSES * _PORTS_EACH, list[int]()
+    first, found = _PORTS + _part_of(os.getpid())[0] * _PORTS_EACH, list[int]()
     for _ in range(_PORTS_EACH):
         port = first + next(_looked_at) % _PORTS_EACH
         if port in kept:
@@ -366,6 +367,20 @@ def free_ports(count: int, kept: Collection[int | None] = ()) -> list[int]:
         if len(found) == count:
             return found
     raise DeploymentError(f"fewer than {count} of the ports {first} to {first + _PORTS_EACH - 1} are free")
+
+
+@functools.cache
+def _part_of(process: int) -> tuple[int, socket.socket]:
+    """Return a part that this process has, and the socket that holds it until it ends.
+
+    An abstract address (unix(7)) is one process's, whoever runs it. Where others have them all, the part is shared.
+    """
+    part, holder = process % _PARTS, socket.socket(socket.AF_UNIX)
+    for one in (*range(part, _PARTS), *range(part)):
+        with contextlib.suppress(OSError):
+            holder.bind(f"\0inflight-ports-{one}")
+            return one, holder
+    return part, holder
 
 
 def pause(seconds: float, on_wait: Callable[[], None] = lambda: None) -> None:

@@ -28,7 +28,7 @@ PROVES = {
     "tests/benchmarks/": ("benchmarks/",),
     "tests/docker/": (
         "docker/", "Dockerfile", "docker-compose.yml", ".dockerignore", ".env.example", "scripts/setup_image.py",
-        "docs/upgrading.md", ".ci/", "tests/docker/",
+        "docs/upgrading.md", ".ci/docker-engine", "tests/docker/",
     ),
     "tests/monitoring/": (
         "monitoring/", "docs/runbooks/", "docs/monitoring.md", "inflight/metrics.py", "inflight/shared_counters.py",

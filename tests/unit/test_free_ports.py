@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
+from inflight.serve import server
 from inflight.serve.server import free_ports
 from inflight.serve.service import behind_the_door
 from inflight.settings.deployment import load_deployment
@@ -36,9 +38,9 @@ def test_none_of_those_that_are_kept_is_given_away() -> None:
 def test_what_is_behind_the_door_gets_none_of_the_deployments_ports() -> None:
     demo, public = load_deployment(DEMO), free_ports(5)
     names = ("http_port", "grpc_port", "metrics_port", "status_port")
-    server = demo.server.model_copy(update=dict(zip(names, public[:4], strict=True)))
+    settings = demo.server.model_copy(update=dict(zip(names, public[:4], strict=True)))
     gateway = demo.gateway.model_copy(update={"port": public[4]})
-    deployment = demo.model_copy(update={"server": server, "gateway": gateway})
+    deployment = demo.model_copy(update={"server": settings, "gateway": gateway})
     for _ in range(8):  # which look at each port of this process
         inner = behind_the_door(deployment)
         ports = {inner.server.http_port, inner.server.grpc_port, inner.server.metrics_port, inner.gateway.port}
@@ -46,10 +48,34 @@ def test_what_is_behind_the_door_gets_none_of_the_deployments_ports() -> None:
 
 
 def test_another_process_looks_elsewhere() -> None:
-    code = "import os; from inflight.serve.server import free_ports; print(os.getpid(), *free_ports(20))"
-    pid, *theirs = map(int, subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    """Also one whose number leads to the same part."""
+    code = (
+        f"import os; os.getpid = lambda: {os.getpid()}; from inflight.serve.server import free_ports; "
+        "print(*free_ports(30), flush=True); input()"
+    )
     ours = {port for _ in range(10) for port in free_ports(3)}  # few at once: servers of other tests may have some
-    assert pid % 700 == os.getpid() % 700 or not set(theirs) & ours
+    with ExitStack() as stack:
+        for _ in range(2):
+            command = [sys.executable, "-c", code]
+            other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.callback(other.communicate, "\n")
+            assert other.stdout is not None
+            theirs = set(map(int, other.stdout.readline().split()))
+            assert len(theirs) == 30
+            assert not theirs & ours
+            ours |= theirs
+
+
+def test_where_all_parts_are_taken_one_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_PARTS", 2)
+    with ExitStack() as stack:
+        for part in range(2):
+            taken = stack.enter_context(socket.socket(socket.AF_UNIX))
+            with suppress(OSError):  # another process has it
+                taken.bind(f"\0inflight-ports-{part}")
+        part, holder = server._part_of.__wrapped__(7)
+        holder.close()
+        assert part == 1
 
 
 def test_too_many_are_refused() -> None:

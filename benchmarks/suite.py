@@ -150,14 +150,14 @@ def count_results(said: str) -> Counter[str]:
 
 @contextmanager
 def _clone(changed: str) -> Iterator[Path]:
-    """Clone the commit that is checked out, and add a line to a file: an empty one to prose, else a comment."""
+    """Clone the commit that is checked out, and add a line to a file: to code a comment that its formatter leaves."""
     with tempfile.TemporaryDirectory(prefix="inflight-suite-") as folder:
         clone = Path(folder, "inflight")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         if not (clone / changed).is_file():
             raise DeploymentError(f"--changed {changed}: the commit has no such file")
         with (clone / changed).open("a") as file:
-            file.write("# a change\n" if changed.endswith(".py") else "\n")
+            file.write("\n\n# a change\n" if changed.endswith(".py") else "\n")
         yield clone
 
 

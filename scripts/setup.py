@@ -90,7 +90,7 @@ def _record(digest: str, extras: list) -> None:
 
 
 def _make_venv() -> None:
-    """Make .venv, unless it is there and the Python that it was made with still is; with an old pip it goes on too."""
+    """Make .venv, unless it is there and the Python that it was made with still is. If pip stays old, it is slower."""
     if (VENV / "bin/pip").exists() and (VENV / "bin/python").exists():
         return
     _say(f"1/2 making .venv with Python {platform.python_version()}")

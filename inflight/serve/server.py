@@ -54,7 +54,7 @@ HELD_S = 3.0
 _READY_POLL_S, _PAUSE_POLL_S = 0.02, 0.1
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _PORTS, _PARTS, _PORTS_EACH = 10_000, 700, 30
-"""Where ``free_ports`` looks: the first port; the parts, of which each process has its own; the ports of each."""
+"""The first port that ``free_ports`` gives; the number of parts, of which each process has its own; a part's ports."""
 _looked_at = itertools.count()
 _METRICS_INTERVAL_MS = 500
 """Between two looks of Triton at the machine (2.51: 2000). It sleeps so long also where it is to stop: each stop, and

@@ -133,7 +133,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
         repeated=counts["repeated"],
         stolen_s=round(stolen, 1),
         code=done.returncode,
-        failures=", ".join(dict.fromkeys(_FAILED.findall(said))),
+        failures=", ".join(dict.fromkeys(_FAILED.findall(said.rpartition("\nTried again: ")[2]))),
         commit=str(provenance()["commit"]),
         finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
     )

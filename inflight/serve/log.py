@@ -27,7 +27,7 @@ _FRAME = re.compile(r"^ *\d+# (?!0x)(\w+::\S.*) in \S+$")
 _EXCEPTION = re.compile(r"^ +what\(\): +(.*)")
 """The message of a C++ exception that nothing caught."""
 _MEANINGS = {
-    "boost::interprocess::lock_exception": "a stage that it waited for showed no sign of life for a second",
+    "boost::interprocess::lock_exception": "a stage that it waited for showed no sign of life",
     "std::bad_alloc": "it got no memory",
 }
 _OF_AN_END = [

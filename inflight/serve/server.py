@@ -185,8 +185,7 @@ class TritonServer:
         """Wait until every model answers, for ``server.start_timeout_s`` by default; ``on_wait`` is called meanwhile.
 
         A server that crashes before is started again as ``restarts`` says, if time is left. Triton's Python backend
-        (2.51) aborts (``boost::interprocess::lock_exception``) where a stage that loads shows no sign of life for a
-        second, say because the whole machine stood still: it gives the stage up, but frees what the stage still uses.
+        crashes where it gives a stage up that loads: ``shields`` says when it does.
 
         Raises:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.

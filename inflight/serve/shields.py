@@ -15,9 +15,13 @@
   on one stream come as they are ready, and no longer in the order of their requests.
 - The Python backend hands requests without a row to their stage. It forgets them otherwise: they never end, so their
   clients wait, and a stop waits for them until its deadline (not mended in July 2026).
+- The Python backend gives a stage ten seconds for a sign of life, and ends one that it gives up while that loads. It
+  gives one second otherwise, by the wall clock, which a busy machine may take away, and does not end the stage: the
+  server aborts, or waits for ever for an end that does not come.
 
-The header, ``infer``, the batches, the writes and the requests without a row are matters that no option decides, so
-copies of the server, its library and the backend run in which two texts, a number and a few instructions are others.
+The header, ``infer``, the batches, the writes, the requests without a row and the sign of life are matters that no
+option decides, so copies of the server, its library and the backend run in which two texts, two numbers and a few
+instructions are others.
 """
 
 from __future__ import annotations
@@ -54,6 +58,15 @@ _BATCHES_KEPT = bytes.fromhex("48c78780010000e8030000"), bytes.fromhex("48c78780
 """In the server's library, where its ``RateLimiter`` is made: ``movq $1000, 0x180(%rdi)``, and with 2^31 - 1."""
 _ROWS_ASKED = bytes.fromhex("4883bd48fdffff0074ca"), bytes.fromhex("4883bd48fdffff009090")
 """In the Python backend's ``ProcessRequests``: ``cmpq $0, -0x2b8(%rbp); je``, and with two ``nop`` for the jump."""
+_SIGN_OF_LIFE = (
+    bytes.fromhex("48b940c2667cc2d912fd4801d94881c340420f000f1f4000"),
+    bytes.fromhex("48b98016f07cc2d912fd4801d94881c3809698000f1f4000"),
+)
+"""In the Python backend's ``ReceiveMessageFromStub``, where it waits for a message: ``movabs $(1000000 - E), %rcx; add
+%rbx, %rcx; add $1000000, %rbx; nop``, E being 1970 by the Julian day number, in microseconds, and with 10000000."""
+_GIVEN_UP = bytes.fromhex("415fe9d0fcffff488b442428"), bytes.fromhex("415fe920fdffff488b442428")
+"""In what its ``StubLauncher::Launch`` does at the end: ``pop %r15; jmp WaitForStubProcess; mov 0x28(%rsp), %rax``, and
+with ``jmp KillStubProcess``, which kills the stage and then waits."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -138,12 +151,12 @@ def shield_library(loader_path: Collection[Path], directory: Path) -> None:
 
 
 def shield_backend(library: Path) -> None:
-    """Have the Python backend hand each request to its stage.
+    """Have the Python backend hand each request to its stage, and be patient with it.
 
     Args:
         library: the server's own copy of the embedded Python backend, which is changed.
     """
-    _patch(library, (_ROWS_ASKED,))
+    _patch(library, (_ROWS_ASKED, _SIGN_OF_LIFE, _GIVEN_UP))
 
 
 def _patch(file: Path, patches: Collection[tuple[bytes, bytes]]) -> None:

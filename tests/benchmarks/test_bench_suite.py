@@ -16,7 +16,7 @@ from inflight.errors import DeploymentError
 SAID = """\
   1:02  1 of 2  tests/unit/test_a.py: 3 passed, 1 failed, 0 skipped in 4 s
 .......F....                                                             [100%]
-FAILED tests/unit/test_a.py::test_b[c d]
+FAILED tests/unit/test_a.py::test_b[c d] - AssertionError: as pytest says it
 Tried again: 2
   tests/unit/test_c.py::test_d: AssertionError: 3 passed, 0 failed, 0 skipped
 FAILED tests/unit/test_a.py::test_b[c d]

@@ -74,7 +74,7 @@ def test_a_signal_that_asks_for_an_end_in_order_is_no_crash(tmp_path: Path) -> N
 
 def test_what_an_exception_of_triton_means(tmp_path: Path) -> None:
     thrown = "  what():  boost::interprocess::lock_exception\n"
-    said = "a stage that it waited for showed no sign of life for a second (boost::interprocess::lock_exception)"
+    said = "a stage that it waited for showed no sign of life (boost::interprocess::lock_exception)"
     assert _cause(tmp_path, NOISE + thrown + CRASH, len(NOISE)) == said
 
 

@@ -108,6 +108,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
     Raises:
         DeploymentError: the neighbour cannot run here, or there is no such file.
     """
+    commit = str(provenance()["commit"])  # what is tested, whatever is committed meanwhile
     environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
     if changed:
         environment["BASE"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
@@ -134,7 +135,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
         stolen_s=round(stolen, 1),
         code=done.returncode,
         failures=", ".join(dict.fromkeys(_FAILED.findall(said.rpartition("\nTried again: ")[2]))),
-        commit=str(provenance()["commit"]),
+        commit=commit,
         finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
     )
 

@@ -15,9 +15,8 @@
   on one stream come as they are ready, and no longer in the order of their requests.
 - The Python backend hands requests without a row to their stage. It forgets them otherwise: they never end, so their
   clients wait, and a stop waits for them until its deadline (not mended in July 2026).
-- The Python backend gives a stage ten seconds for a sign of life, and ends one that it gives up while that loads. It
-  gives one second otherwise, by the wall clock, which a busy machine may take away, and does not end the stage: the
-  server aborts, or waits for ever for an end that does not come.
+- The Python backend gives a stage ten seconds for a sign of life. It gives one second otherwise, by the wall clock,
+  which a busy machine may take away. The server then aborts, or, while the stage loads, waits for it to end for ever.
 
 The header, ``infer``, the batches, the writes, the requests without a row and the sign of life are matters that no
 option decides, so copies of the server, its library and the backend run in which two texts, two numbers and a few
@@ -64,9 +63,6 @@ _SIGN_OF_LIFE = (
 )
 """In the Python backend's ``ReceiveMessageFromStub``, where it waits for a message: ``movabs $(1000000 - E), %rcx; add
 %rbx, %rcx; add $1000000, %rbx; nop``, E being 1970 by the Julian day number, in microseconds, and with 10000000."""
-_GIVEN_UP = bytes.fromhex("415fe9d0fcffff488b442428"), bytes.fromhex("415fe920fdffff488b442428")
-"""In what its ``StubLauncher::Launch`` does at the end: ``pop %r15; jmp WaitForStubProcess; mov 0x28(%rsp), %rax``, and
-with ``jmp KillStubProcess``, which kills the stage and then waits."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -156,7 +152,7 @@ def shield_backend(library: Path) -> None:
     Args:
         library: the server's own copy of the embedded Python backend, which is changed.
     """
-    _patch(library, (_ROWS_ASKED, _SIGN_OF_LIFE, _GIVEN_UP))
+    _patch(library, (_ROWS_ASKED, _SIGN_OF_LIFE))
 
 
 def _patch(file: Path, patches: Collection[tuple[bytes, bytes]]) -> None:

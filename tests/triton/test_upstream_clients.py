@@ -45,6 +45,8 @@ def mode(request: pytest.FixtureRequest, server: Running, unary_server: Running)
     return unary_server, {}
 
 
+STOP_MS = 20
+"""Late enough for the request to be there before its stop; the engine takes 0.3 s for ``_most_tokens`` at the least."""
 Mode = tuple[Running, dict[str, Any]]
 
 
@@ -67,7 +69,12 @@ def test_engine_client_without_the_prompt(mode: Mode, prompt: list[int], referen
 def test_engine_client_stops_by_message(mode: Mode, prompt: list[int]) -> None:
     server, options = mode
     client = EngineClient(
-        server.grpc, prompt, request_output_len=_most_tokens(server), stop_after_ms=250, request_id="stop me", **options
+        server.grpc,
+        prompt,
+        request_output_len=_most_tokens(server),
+        stop_after_ms=STOP_MS,
+        request_id="stop me",
+        **options,
     )
     [tokens] = client.run()
     assert client.cancelled or client.streaming  # only a unary stop has a reply of its own
@@ -80,7 +87,7 @@ def test_engine_client_stops_by_cancelling(mode: Mode, prompt: list[int]) -> Non
         server.grpc,
         prompt,
         request_output_len=_most_tokens(server),
-        stop_after_ms=250,
+        stop_after_ms=STOP_MS,
         stop_via_request_cancel=True,
         **options,
     )
@@ -145,7 +152,7 @@ def test_engine_client_stops_with_scores(server: Running, prompt: list[int], by_
         prompt,
         streaming=True,
         request_output_len=_most_tokens(server),
-        stop_after_ms=250,
+        stop_after_ms=STOP_MS,
         stop_via_request_cancel=by_cancelling,
         request_id=f"scores {by_cancelling}",
         **dict.fromkeys(SCORES, True),

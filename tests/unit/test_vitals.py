@@ -218,10 +218,11 @@ def test_what_is_said_of_a_stage(
 
 
 def test_a_stage_that_waits_for_a_processor_is_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitals_module, "LIFELESS_S", 0.5)
+    # Two looks go by before it is known to wait; each counts for half a second at the most.
+    monkeypatch.setattr(vitals_module, "LIFELESS_S", 1.2)
     monkeypatch.setattr(vitals_module, "look_at_threads", lambda _: {"1": ThreadState("R", 7)})
     silent = "import ctypes; ctypes.PyDLL(None).sleep(60)"
-    test_what_is_said_of_a_stage(silent, 1.5, None, "the stage engine has computed for 1.5 s without a sign of life")
+    test_what_is_said_of_a_stage(silent, 2.5, None, "the stage engine has computed for 2.5 s without a sign of life")
 
 
 def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:

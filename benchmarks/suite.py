@@ -32,7 +32,8 @@ Verb = Literal["test", "release", "ci"]
 COMMANDS: dict[Verb, list[str]] = {"test": ["make", "test"], "release": ["make", "release"], "ci": [".ci/run"]}
 _COUNT = re.compile(r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed, (?P<skipped>\d+) skipped$", re.MULTILINE)
 _REPEATED = re.compile(r"^Tried again: (\d+)$", re.MULTILINE)
-_FAILED = re.compile(r"^FAILED (.+)$", re.MULTILINE)
+_FAILED = re.compile(r"^FAILED (.{1,200})", re.MULTILINE)
+"""An id may have a text of many thousand letters in it."""
 _MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
 """The environment by which one make hands its arguments to another, which are not those of the tests."""
 NEIGHBOUR = [sys.executable, str(ROOT / "tests/support/busy_neighbour.py")]

@@ -60,7 +60,7 @@ def test_stages_that_stand_still_while_they_load_are_waited_for(server: TritonSe
 
 @pytest.mark.parametrize("name", ["tokenizer", "tensorrt_llm", "detokenizer"])
 def test_a_stage_that_stands_still_under_load_is_waited_for(name: str, server: TritonServer) -> None:
-    """Of a server that nobody watches: `inflight serve` starts one again whose stage stands still alone for 3 s."""
+    """Nobody watches this server: `inflight serve` starts one again whose stage alone stands still for 3 s."""
     options = GenerateOptions(max_tokens=400, ignore_eos=True)
     with server:
         server.wait_ready(PATIENCE_S)

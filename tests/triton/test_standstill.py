@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -34,8 +35,13 @@ def server(tmp_path: Path) -> TritonServer:
 
 def _stages(server: TritonServer) -> dict[str, psutil.Process]:
     """Return the processes of the stages that have become what they are, by name."""
-    lines = {child: child.cmdline() for child in psutil.Process(server.process.pid).children()}
-    return {Path(line[1]).parts[-3]: child for child, line in lines.items() if line and line[0].endswith("_stub")}
+    found: dict[str, psutil.Process] = {}
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # Triton starts shells, too, which end at once
+            line = child.cmdline()
+            if line and line[0].endswith("_stub"):
+                found[Path(line[1]).parts[-3]] = child
+    return found
 
 
 def test_stages_that_stand_still_while_they_load_are_waited_for(server: TritonServer) -> None:

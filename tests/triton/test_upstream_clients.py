@@ -47,7 +47,7 @@ def mode(request: pytest.FixtureRequest, server: Running, unary_server: Running)
 
 
 STOP_MS = 20
-"""The engine takes 0.3 s for ``_most_tokens`` at the least."""
+"""Soon: a fast engine has made the whole answer before a later stop."""
 Mode = tuple[Running, dict[str, Any]]
 
 

@@ -308,7 +308,7 @@ BROKEN: tuple[dict[str, Any], ...] = (
     {**LONG, "max_tokens": 200, "temperature": 1, "seed": 7, "n": 2, "logprobs": True, "top_logprobs": 2},
     {**LONG, "max_tokens": 200, "temperature": 0.8, "seed": 1, "frequency_penalty": 0.5, "stop": ["@@"]},
     {**LONG, "max_tokens": 200, "temperature": 1.2, "seed": 2, "min_tokens": 100, "ignore_eos": False},
-    {**CHAT, "max_tokens": 700, "temperature": 1, "seed": 3, "ignore_eos": True},
+    {**CHAT, "max_tokens": 1900, "temperature": 1, "seed": 3, "ignore_eos": True},
 )
 
 
@@ -317,7 +317,7 @@ def test_streams_go_on_where_the_server_dies(tmp_path: Path) -> None:
     patient = {"gateway": {"engine_wait_s": 600}}
     with serving(tmp_path, demo=True, **patient) as command, ThreadPoolExecutor() as pool:
         broken = [pool.submit(_chat, command, body) for body in BROKEN]
-        until(lambda: _counted(command, FIRST_TOKENS) == len(BROKEN) - 1, PATIENCE_S)
+        until(lambda: _counted(command, FIRST_TOKENS) >= len(BROKEN) - 1, PATIENCE_S)
         command.child("tritonserver").kill()
         late = pool.submit(_chat, command, CHAT)
         assert "first token" in late.result().json()["choices"][0]["message"]["content"].lower()

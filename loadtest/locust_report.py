@@ -69,7 +69,7 @@ class Report:
         if directory and not isinstance(self._environment.runner, MasterRunner):
             Path(directory).mkdir(parents=True, exist_ok=True)
             path = Path(directory) / f"requests-{self._environment.runner.worker_index}.jsonl"
-            self._records = path.open("w", encoding="utf-8")
+            self._records = path.open("w", encoding="utf-8", buffering=1)  # whole lines, also of one that is killed
 
     def _stop(self, **_: object) -> None:
         self._ended = CpuTime.now()

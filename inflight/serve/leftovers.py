@@ -17,30 +17,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from inflight.serve.processes import look_at
-from inflight.serve.scratch import NAMES, OWNED, OWNER, PREFIX, places
+from inflight.serve.scratch import BACKENDS_FOLDERS, NAMES, OWNED, OWNER, PREFIX, places
 from inflight.shared_counters import SHARED_MEMORY
 
 log = logging.getLogger(__name__)
 
 _STAGES = re.compile(rf"{SHARED_MEMORY}/inflight_(\d+)_")
 _REGIONS = rf"{SHARED_MEMORY}/triton_python_backend_shm_region_inflight_\d+_\d+_"
-_NOTED = re.compile(rf"{_STAGES.pattern}|{_REGIONS}|/tmp/python_env_\w+")
+_NOTED = re.compile(rf"{_STAGES.pattern}|{_REGIONS}|{BACKENDS_FOLDERS}[a-z0-9_]{{8}}")
 """What a server notes of what it makes outside of its own directory; nothing else is removed."""
 _GONE_S, _POLL_S = 5.0, 0.05
 """How long a killed server is waited for that has not ended quite: it holds ports, and memory of a GPU."""
-
-
-def python_folders() -> frozenset[Path]:
-    """Return the folders, empty unless a model brings its own Python, which only a server that ends in order removes.
-
-    Their place is fixed in Triton's Python backend.
-    """
-    found = set()
-    for path in Path("/tmp").glob("python_env_??????"):
-        with contextlib.suppress(OSError):  # its server removes it at this moment
-            if path.stat().st_uid == os.getuid():
-                found.add(path)
-    return frozenset(found)
 
 
 def remove(prefixes: Iterable[str]) -> None:

@@ -23,6 +23,8 @@ PREFIX = "inflight-"
 """What the name of each directory begins with."""
 NAMES = re.compile(rf"{PREFIX}([a-z]+-)?[a-z0-9_]{{8}}")
 """The names that directories are made by."""
+BACKENDS_FOLDERS = "/tmp/if-"
+"""What the paths of the folders of a server's Python backend begin with, before the letters of the directory's name."""
 OWNER, OWNED = "owner", "inflight made this directory, and removes it once its process has ended.\n"
 """The file that makes a directory one of these, and its first line."""
 _ONE_WORD = re.compile(r"[\w./+@%=:,-]+", re.ASCII)
@@ -38,6 +40,11 @@ class OwnedDirectory(tempfile.TemporaryDirectory[str]):
         # What tidies up /tmp, as systemd-tmpfiles does after ten days, leaves a directory alone that is locked.
         self._itself = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._itself, fcntl.LOCK_SH)
+
+    @property
+    def backends_folders(self) -> str:
+        """What the paths of the folders of its server's Python backend begin with, which are always in /tmp."""
+        return BACKENDS_FOLDERS + self.name[-8:]
 
     def note(self, path: str) -> None:
         """Note files that are to be removed with the directory: all whose paths begin with ``path``."""

@@ -35,7 +35,7 @@ from inflight.serve.installation import (
     libraries_beside,
     require_engine,
 )
-from inflight.serve.leftovers import python_folders, remove
+from inflight.serve.leftovers import remove
 from inflight.serve.log import bound, cause
 from inflight.serve.processes import in_words
 from inflight.serve.repository import DEFAULT_VARIANT, orchestrator_environment, prepare_repository, variant_name
@@ -83,9 +83,6 @@ class TritonServer:
     _process: subprocess.Popen[bytes] | None = None
     _runtime: OwnedDirectory | None = None
     _log: TextIO | None = None
-    _folders: frozenset[Path] = frozenset()
-    """The folders that Triton's Python backend has made outside of the server's own; until the server is ready, those
-    of other servers."""
     _ready: int = 0
     """Bytes of its log when it was ready."""
 
@@ -158,7 +155,7 @@ class TritonServer:
         if self.installation.embedded:
             binary = shields.shielded(binary, runtime, self.deployment.decoupled)
             shields.shield_library(self.installation.loader_path, libraries_beside(backends))
-            shields.shield_backend(backends / "python" / PYTHON_LIBRARY)
+            shields.shield_backend(backends / "python" / PYTHON_LIBRARY, self._runtime.backends_folders)
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
             METRICS_VARIABLE: "on" if self.metrics else "off",
@@ -169,7 +166,6 @@ class TritonServer:
             self.installation.add_upstreams_backend(backends)
             environment |= orchestrator_environment(self.deployment)
         self._log = self.log_path.open("a")  # each line goes to the end, also of a log that has begun anew
-        self._folders = python_folders()
         self._process = subprocess.Popen(
             [*dies_with_parent, *roomy_stack, *self._command(binary, backends, repository)],
             env=self.installation.environment(backends) | environment,
@@ -206,10 +202,6 @@ class TritonServer:
             pause(pause_s, on_wait)
             self.start()
         self._ready = self.log_path.stat().st_size
-        self._folders = python_folders() - self._folders
-        if self._runtime is not None:
-            for folder in self._folders:
-                self._runtime.note(str(folder))
 
     def bound_log(self) -> None:
         """Begin its log anew where that is long."""
@@ -242,7 +234,7 @@ class TritonServer:
                 http = nearest_of(self.settings.host).strip("[]"), self.settings.http_port
                 metrics = self.metrics_url if self.metrics else None
                 code = end_server(self._process, http, metrics, self.stop_timeout_s)
-            remove([*self._made_outside(), *(map(str, self._folders) if self._ready else ())])
+            remove(self._made_outside())
         if self._log is not None:
             self._log.close()
         if self._runtime is not None:
@@ -258,9 +250,11 @@ class TritonServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _made_outside(self) -> tuple[str, str]:
-        """Return how the paths begin of the files of Triton and of the stages in shared memory."""
-        return f"{SHARED_MEMORY}/{self._shm_prefix()}", f"{SHARED_MEMORY}/inflight_{self.process.pid}_"
+    def _made_outside(self) -> tuple[str, str, str]:
+        """Return how the paths begin of what Triton and the stages make in shared memory, and in /tmp."""
+        assert self._runtime is not None, "the server was not started"
+        stages = f"{SHARED_MEMORY}/inflight_{self.process.pid}_"
+        return f"{SHARED_MEMORY}/{self._shm_prefix()}", stages, self._runtime.backends_folders
 
     def _shm_prefix(self) -> str:
         # Newer servers refuse to register a region whose name begins as the Python backend's own do.

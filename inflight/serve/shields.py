@@ -17,10 +17,12 @@
   clients wait, and a stop waits for them until its deadline (not mended in July 2026).
 - The Python backend gives a stage ten seconds for a sign of life. It gives one second otherwise, by the wall clock,
   which a busy machine may take away. The server then aborts, or, while the stage loads, waits for it to end for ever.
+- The Python backend's folders in /tmp bear the server's name. Nobody can tell whose they are otherwise, and a server
+  whose folder is removed as that of another aborts where its start fails.
 
-The header, ``infer``, the batches, the writes, the requests without a row and the sign of life are matters that no
-option decides, so copies of the server, its library and the backend run in which two texts, two numbers and a few
-instructions are others.
+The header, ``infer``, the batches, the writes, the requests without a row, the sign of life and the folders are matters
+that no option decides, so copies of the server, its library and the backend run in which three texts, two numbers and a
+few instructions are others.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ _SIGN_OF_LIFE = (
 )
 """In the Python backend's ``ReceiveMessageFromStub``, where it waits for a message: ``movabs $(1000000 - E), %rcx; add
 %rbx, %rcx; add $1000000, %rbx; nop``, E being 1970 by the Julian day number, in microseconds, and with 10000000."""
+_FOLDERS = b"/tmp/python_env_"
+"""What the paths of the Python backend's folders begin with, before six letters of ``mkdtemp``."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -146,13 +150,14 @@ def shield_library(loader_path: Collection[Path], directory: Path) -> None:
             _patch(Path(shutil.copyfile(library, directory / library.name)), (_BATCHES_KEPT,))
 
 
-def shield_backend(library: Path) -> None:
-    """Have the Python backend hand each request to its stage, and be patient with it.
+def shield_backend(library: Path, folders: str) -> None:
+    """Have the Python backend hand each request to its stage, be patient with it, and name its folders as it is told.
 
     Args:
         library: the server's own copy of the embedded Python backend, which is changed.
+        folders: what their paths begin with, of 16 characters.
     """
-    _patch(library, (_ROWS_ASKED, _SIGN_OF_LIFE))
+    _patch(library, (_ROWS_ASKED, _SIGN_OF_LIFE, (_FOLDERS, folders.encode("ascii"))))
 
 
 def _patch(file: Path, patches: Collection[tuple[bytes, bytes]]) -> None:

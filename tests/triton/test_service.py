@@ -231,7 +231,10 @@ def test_a_killed_command_takes_all_along_and_the_next_one_sweeps(
         said = f"after {time.monotonic() - began:.1f} s"
     assert not any(map(_is_taken, [serve.port, *serve.others])), said
     assert {*serve.temporary.iterdir()} == left, "nobody is left to remove it"
+    backends = [folder for one in left for folder in Path("/tmp").glob(f"if-{one.name[-8:]}*")]
+    assert len(backends) == 3, "one of each stage"
     sweep()
     assert not list(serve.temporary.iterdir())
+    assert not any(folder.exists() for folder in backends)
     assert not list(SHARED_MEMORY.glob(f"*inflight_{serve.process.pid}_*"))
     assert not list(SHARED_MEMORY.glob(f"inflight_{children[0].pid}_*"))

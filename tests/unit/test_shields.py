@@ -110,7 +110,14 @@ def test_the_copy_of_the_backend_skips_no_request(tmp_path: Path, caplog: pytest
     for code, expected in ((b"\x90" + once, b"\x90\x90"), (2 * once, b"\x74\xca")):
         library = tmp_path / "libtriton_python.so"
         library.write_bytes(code)
-        shields.shield_backend(library)
+        shields.shield_backend(library, "/tmp/if-abcd1234")
         assert library.read_bytes()[:-2] == code[:-2]
         assert library.read_bytes()[skipped] == expected
     assert "libtriton_python.so is another one than Inflight knows" in caplog.text
+
+
+def test_the_copy_of_the_backend_names_its_folder_as_told(tmp_path: Path) -> None:
+    library = tmp_path / "libtriton_python.so"
+    library.write_bytes(b"error.\0/tmp/python_env_Failed to remove")
+    shields.shield_backend(library, "/tmp/if-abcd1234")
+    assert library.read_bytes() == b"error.\0/tmp/if-abcd1234Failed to remove"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.serve.installation import TritonInstallation
+from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import resolve
 
@@ -21,7 +21,7 @@ def test_a_server_that_is_not_ready_in_time_names_the_setting() -> None:
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "start_timeout_s": 1}
     deployment = resolve({"model": str(DEMO / "model"), "server": ports}, DEMO, "test")
     server = TritonServer(DEMO, deployment, TritonInstallation(Path(), Path(), Path(), ()))
-    server._runtime = tempfile.TemporaryDirectory()
+    server._runtime = temporary_directory("inflight-")
     server.log_path.write_text("")
     server._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:

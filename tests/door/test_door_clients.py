@@ -83,6 +83,7 @@ def test_a_browsers_question_before_a_request_needs_no_key(keyed: tuple[Door, Pa
     assert running.ask("OPTIONS", "/v1/chat/completions").status == 404
 
 
+@pytest.mark.proof
 def test_keys_are_read_again_and_a_broken_file_changes_nothing(
     keyed: tuple[Door, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

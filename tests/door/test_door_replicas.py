@@ -62,6 +62,7 @@ def running(*arguments: str, port: int, folder: Path) -> Iterator[subprocess.Pop
         process.wait()
 
 
+@pytest.mark.proof
 def test_replicas_take_turns_and_what_one_refuses_another_does(deployment: tuple[Path, int]) -> None:
     folder, port = deployment
     first, second = Recorder("first"), Recorder("second")

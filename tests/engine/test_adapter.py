@@ -114,6 +114,7 @@ def test_a_long_neighbour_does_not_change_the_frequencies_of_all(tmp_path: Path,
     torch.testing.assert_close(_logits(alone), _logits(own), atol=2e-3, rtol=1e-4)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["gemma3, with images", "mistral, with images"])
 def test_the_text_part_of_models_with_images(name: str) -> None:
     prompts = PROMPTS[:4]
@@ -130,6 +131,7 @@ def test_both_ways_of_reading_take_the_type_of_weights_from_the_same_place(outsi
     assert {load_config(tmp_path, modeling).dtype for modeling in ("native", "transformers")} == {"bfloat16"}
 
 
+@pytest.mark.proof
 def test_bfloat16_and_a_cache_of_int8() -> None:
     request = ask(PROMPTS[2], COUNT)
     model = small_reference("stablelm")
@@ -154,6 +156,7 @@ def test_drafts_of_another_model_and_trees_of_guesses() -> None:
     assert [outputs[request.key].tokens for request in requests] == plain
 
 
+@pytest.mark.proof
 def test_the_log_says_whose_code_computes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     load(small_checkpoint("phi"))
@@ -283,6 +286,7 @@ def test_code_that_mixes_tokens_or_fails_is_found_at_the_start(
         load(directory, modeling="transformers")
 
 
+@pytest.mark.proof
 def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
     shutil.copytree(small_checkpoint("arcee"), tmp_path, dirs_exist_ok=True)
     file = tmp_path / "model.safetensors"

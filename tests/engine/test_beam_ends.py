@@ -160,6 +160,7 @@ def requests(draw: st.DrawFn) -> Plan:
     return Plan(prompt, draw(st.sampled_from([1, 6])), more, start, None if life is None else start + life)
 
 
+@pytest.mark.proof
 @given(
     st.lists(requests(), min_size=1, max_size=7),
     st.fixed_dictionaries(

@@ -108,6 +108,7 @@ def test_rows_are_dealt_out_in_the_order_of_tokens(tokens: int, most: int, monke
     assert (tiles[len(expected) :, 0] == -1).all()
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 def test_a_token_gets_the_same_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     block, x = _block("sigmoid", torch.float32), _inputs(30, torch.float32)

@@ -167,6 +167,7 @@ def test_without_fairness_it_is_by_arrival() -> None:
     assert books.ended == added
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(3))
 @given(
     policy=st.sampled_from(POLICIES),

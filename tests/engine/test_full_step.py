@@ -57,6 +57,7 @@ ALL: dict[str, Any] = {
 """What takes memory for each token of the vocabulary; but logits that a request gets, which leave the card at once."""
 
 
+@pytest.mark.proof
 def test_the_first_sampled_batch_fits_where_the_cache_has_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     card = _card(monkeypatch, 48 << 20)
     with card:
@@ -67,6 +68,7 @@ def test_the_first_sampled_batch_fits_where_the_cache_has_all_the_rest(monkeypat
     assert [output.error for output in outputs.values()] == [None] * 32
 
 
+@pytest.mark.proof
 def test_a_warm_up_has_had_what_is_served_later(monkeypatch: pytest.MonkeyPatch) -> None:
     card = _card(monkeypatch, 256 << 20)
     with card:
@@ -128,6 +130,7 @@ def test_what_is_set_stays() -> None:
         size_step(AUTOMATIC, card, card.tried.append)
 
 
+@pytest.mark.proof
 def test_a_small_card_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With sizes that are its own, and serves."""
     card = _card(monkeypatch, 12 << 20)

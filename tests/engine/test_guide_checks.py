@@ -67,6 +67,7 @@ def _clock_limit(seconds: float) -> Iterator[None]:
         yield
 
 
+@pytest.mark.proof
 def test_a_check_that_does_not_end_is_ended_and_the_next_one_works() -> None:
     """A process that stands still takes no CPU time, so it may be the machine's fault: the request may come again."""
     compiler = guide_compiler()
@@ -97,6 +98,7 @@ def _spawn_sleeper(connection: Connection) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", str(COMPILE_WAIT_S)], pass_fds=[connection.fileno()])
 
 
+@pytest.mark.proof
 def test_a_check_that_takes_too_much_cpu_time_is_given_up_and_not_tried_again_at_once() -> None:
     compiler = guide_compiler(compile_timeout_s=0.3)
     guide = Guide(

@@ -56,6 +56,7 @@ def test_a_name_is_written_in_one_way(schema: Any, good: list[str], bad: list[st
     assert [text for text in bad if accepts("json_schema", schema, text)] == []
 
 
+@pytest.mark.proof
 @given(st.text(st.characters(codec="utf-8"), max_size=3), st.data())
 @settings(max_examples=examples(1), deadline=None)
 def test_no_escape_spells_a_listed_name(name: str, data: st.DataObject) -> None:

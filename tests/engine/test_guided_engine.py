@@ -98,6 +98,7 @@ def test_end_ids_end_only_a_complete_text() -> None:
     assert re.fullmatch("[a-z]{200,}", _text(ignores))
 
 
+@pytest.mark.proof
 def test_a_grammar_may_name_the_end_id() -> None:
     [output] = _run(_engine(), _guided("lark_grammar", 'start: "ab" <|end|>'))
     assert (_text(output), output.finish_reason) == ("ab", FinishReason.STOP)
@@ -114,6 +115,7 @@ def test_stop_strings_and_max_tokens_cut_a_guided_text() -> None:
     assert short.finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.proof
 def test_tokens_without_a_text_are_never_made() -> None:
     """The model's vocabulary is larger than the tokenizer's; a class that allows everything does not allow those."""
     outputs = _run(_engine(), *(_guided("regex", "(?s:.)*", seed=seed, ignore_eos=True) for seed in range(8)))
@@ -127,6 +129,7 @@ def test_no_bias_allows_what_the_guide_forbids() -> None:
     assert _text(output) == "bbbbbb"
 
 
+@pytest.mark.proof
 @each_row(
     ("text", "more", "said"),
     [
@@ -144,6 +147,7 @@ def test_contradictions_end_their_request_alone(text: str, more: dict[str, Any],
     assert (outputs[1].error, outputs[1].finish_reason) == (None, FinishReason.STOP)
 
 
+@pytest.mark.proof
 def test_a_guide_that_fails_under_way_ends_its_request_alone() -> None:
     """llguidance gives up on a row of more than 2,000 alternatives, which it meets with the first token."""
     alternatives = [{"type": "object", "properties": {"a": {"const": one}}, "required": ["a"]} for one in range(2500)]
@@ -298,6 +302,7 @@ def test_a_deadline_can_pass_while_a_guide_is_compiled() -> None:
     assert isinstance(output.error, DeadlineExceeded)
 
 
+@pytest.mark.proof
 def test_a_guide_that_takes_too_long_is_refused() -> None:
     engine = _engine({"compile_timeout_s": 0.01})
     slow, free = _guided("json_schema", '{"type": "integer", "multipleOf": 499979}'), ask(PROMPT, 5)

@@ -58,6 +58,7 @@ def _read(data: dict[str, Any]) -> None:
         assert RotaryEmbedding(one.rope or {}, one.rope_dim, length, length).frequencies.isfinite().all()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("family", sorted(PUBLISHED))
 def test_any_value_in_place_of_another_is_read_or_refused_in_one_line(family: str) -> None:
     drawn, said = random.Random(family), []

@@ -55,6 +55,7 @@ def _cached(outputs: dict[int, Output]) -> list[int]:
     return [output.metrics.cached_tokens for output in outputs.values() if output.metrics]
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=4)
 @each
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
@@ -78,6 +79,7 @@ def test_alone_as_transformers_generates_step_by_step(name: str) -> None:
     assert run(load(checkpoint(name)), [request])[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=2)
 @each
 def test_log_probs_are_those_of_transformers(name: str) -> None:
@@ -128,6 +130,7 @@ def test_neighbours_change_no_bit(name: str, dtype: str) -> None:
         assert np.array_equal(alone, together)
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=3)
 @pytest.mark.parametrize("cut", [64, 65, 100, 127, 128, 129, 191, 192, 199])
 def test_reuse_changes_no_token(cut: int) -> None:

@@ -41,6 +41,7 @@ def _ask_all(engine: Engine, name: str) -> int:
     return sum(output.metrics.cached_tokens for output in outputs.values() if output.metrics)
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 @pytest.mark.parametrize(("name", "to", "eviction"), [("llama", "file", "lru"), ("gemma3", "host", "prefix")])

@@ -16,6 +16,7 @@ from tests.engine.support.driving import ask, load, run
 from tests.engine.support.mxfp4 import Change, packed_gpt_oss
 
 
+@pytest.mark.proof
 def test_tokens_and_scores_are_those_of_the_decoded_weights(tmp_path: Path) -> None:
     model = packed_gpt_oss(tmp_path / "model")
     requests = [ask(prompt, 12) for prompt in PROMPTS[:8]]

@@ -103,6 +103,7 @@ def test_each_linear_by_itself(scheme: str) -> None:
     assert not isinstance(scorer.linears["lm_head"], QuantizedLinear)
 
 
+@pytest.mark.proof
 def test_int4_weights_are_rounded_to_the_type_of_the_computation_before_e4m3() -> None:
     """In ModelOpt's simulation, the second quantizer gets what the first returns, in the type of the weight."""
     model = quantized("W4A8")

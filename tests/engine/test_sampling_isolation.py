@@ -85,6 +85,7 @@ def test_uniform_stays_below_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample(LOGITS[None], [_sequence(temperature=1.0, top_k=3)])[0].token == 2
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_large_vocabularies_are_drawn_rightly(top_k: int) -> None:

@@ -20,6 +20,7 @@ PROMPT = PROMPTS[0]
 COUNT = 12
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=3)
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_drafts_that_a_full_cache_cuts_do_not_end_drafting(blocks: int, size: in
     assert engine._speculator._drafter is not None, "it was turned off"
 
 
+@pytest.mark.proof
 def test_the_model_drafting_for_itself_is_always_right() -> None:
     engine = speculating(noise=0.0, max_draft_tokens=5)
     requests = [ask(prompt, 25) for prompt in PROMPTS[:8]]

@@ -51,6 +51,7 @@ def test_where_the_candidates_suffice_the_tokens_are_those_of_the_sort(
     assert 0.01 < kernel.rows.float().mean() < 0.6
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_among_the_candidates_is_found(

@@ -41,6 +41,7 @@ def compile_of(
     return make
 
 
+@pytest.mark.proof
 def test_an_engine_is_compiled_into_the_deployment(compile_of: Callable[..., BuildRequest]) -> None:
     built, _ = run(compile_of())
     assert "compile" in built.ran

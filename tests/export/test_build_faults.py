@@ -25,6 +25,7 @@ from tests.export.support.tiny import make_checkpoint
 from tests.support.progress import silent
 
 
+@pytest.mark.proof
 def test_an_interrupted_build_resumes(
     request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_result(
     assert json.loads((target / "plan.json").read_text())["precision"] == "fp8"
 
 
+@pytest.mark.proof
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     built: Built, request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

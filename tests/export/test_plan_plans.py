@@ -104,6 +104,7 @@ def test_a_window_lets_more_sequences_fit_only_where_the_engine_frees_them() -> 
     assert mistral.fitting_sequences > 4 * llama.fitting_sequences
 
 
+@pytest.mark.proof
 @each_row(
     ("request_", "fault"),
     [

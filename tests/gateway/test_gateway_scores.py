@@ -51,6 +51,7 @@ def _relevance(query: str, document: str, instruction: str = INSTRUCTION) -> flo
     return _probabilities(ids_of(text, special=False), labels, True)[0]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("softmax", [None, True, False])
 @pytest.mark.parametrize("item_first", [False, True])
 def test_labels_have_the_probabilities_of_transformers(gateway: Beside, softmax: bool | None, item_first: bool) -> None:
@@ -189,6 +190,7 @@ def configured() -> Iterator[Beside]:
         yield running
 
 
+@pytest.mark.proof
 def test_labels_and_prompt_are_the_deployment_s(configured: Beside) -> None:
     [result] = _answer(configured, "/v1/rerank", query="The {document}", documents=["A fox"])["results"]
     labels = [TOKENIZER.encode_batch([word], add_special_tokens=False)[0][0] for word in (" good", " bad")]

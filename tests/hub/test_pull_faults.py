@@ -341,6 +341,7 @@ def test_no_token_goes_to_another_host(hub: FakeHub, monkeypatch: pytest.MonkeyP
     assert hub.tokens == {"accepted"}
 
 
+@pytest.mark.proof
 def test_a_manifest_in_a_repository_is_not_taken_for_ours(hub: FakeHub, models: Path) -> None:
     """A model that was pulled, and uploaded with all that lies in its directory."""
     hub.add("org/name", {**FILES, "model-manifest.json": b"{}"})

@@ -137,6 +137,7 @@ def test_models_are_listed_with_what_this_machine_can_do(hub: FakeHub, models: P
     assert "model-manifest.json: the file: invalid JSON" in rows[name]
 
 
+@pytest.mark.proof
 def test_models_are_removed(hub: FakeHub, models: Path) -> None:
     hub.add("org/gguf", {"tiny-Q8_0.gguf": b"GGUF", "tiny-Q4_0.gguf": b"GGUF"})
     inflight("pull", "org/gguf:Q8_0")

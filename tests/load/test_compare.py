@@ -211,6 +211,7 @@ def invoke(*arguments: object) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
+@pytest.mark.proof
 def test_the_command(tmp_path: Path) -> None:
     before, after = write(tmp_path / "a", run(1)), write(tmp_path / "b", run(2, slower=1.2))
     out = tmp_path / "out"
@@ -224,6 +225,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert invoke(after, before, "--output", out, "--fail-on-regression")[0] == 0
 
 
+@pytest.mark.proof
 def test_repeats_are_read_from_one_directory(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"a/{number}", run(number), seed=number)

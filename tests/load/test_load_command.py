@@ -59,6 +59,7 @@ def _interrupted(tmp_path: Path, scenario: str, number: signal.Signals) -> tuple
     return process.returncode, printed, said
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_with_what_was_measured(tmp_path: Path, number: signal.Signals) -> None:
@@ -124,6 +125,7 @@ def test_a_test_of_which_nothing_completed_fails(tmp_path: Path) -> None:
     assert (tmp_path / "o/report.html").is_file()
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("options", [(), ("--resume",)])
 def test_streams_go_on_where_that_is_asked_for(tmp_path: Path, options: tuple[str, ...]) -> None:

@@ -118,6 +118,7 @@ def test_unary_beams_have_the_prompt_before_each(unary_server: Running) -> None:
     assert answer.as_numpy("finish_reason").shape == (1, 1)
 
 
+@pytest.mark.proof
 def test_upstreams_client_gets_beams(beams: Running) -> None:
     [ids] = tokenizer().encode_batch([PROMPT], True)
     end_id = min(tokenizer().config.end_ids)

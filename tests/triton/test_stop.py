@@ -91,7 +91,8 @@ def test_kept_connections_do_not_delay_it(tmp_path: Path) -> None:
     scraper.join()
 
 
-@pytest.mark.parametrize("transport", [Client, pytest.param(HttpClient, marks=pytest.mark.proof)], ids=["grpc", "http"])
+@pytest.mark.proof
+@pytest.mark.parametrize("transport", [Client, HttpClient], ids=["grpc", "http"])
 def test_running_streams_are_finished(running: Running, transport: type[Client] | type[HttpClient]) -> None:
     """The server is idle as soon as they have ended, and not before."""
     assert "--metrics-interval-ms=500" in cast(list[str], running.server.process.args), "it may wait so long at its end"
@@ -108,7 +109,8 @@ def test_running_streams_are_finished(running: Running, transport: type[Client] 
     assert text == whole
 
 
-@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.proof), True], ids=["idle", "busy"])
+@pytest.mark.proof
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_killed_server_leaves_no_stage(running: Running, busy: bool) -> None:
     server = running.server.process
     stages = psutil.Process(server.pid).children(recursive=True)

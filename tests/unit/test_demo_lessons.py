@@ -76,6 +76,7 @@ def test_the_committed_model_is_of_these_lessons() -> None:
     assert tokenizer.get_vocab() == committed.get_vocab()
 
 
+@pytest.mark.proof
 def test_calls_name_a_tool_and_only_its_parameters() -> None:
     from demo.lessons import load_lessons
 

@@ -54,6 +54,7 @@ def test_nearest_first() -> None:
     assert nearest_first({"test_a.py", "test_b.py"}, "a.py", near, seconds) == ["test_b.py", "test_a.py"]
 
 
+@pytest.mark.proof
 def test_a_file_runs_with_the_mutants_that_it_is_not_chosen_for() -> None:
     mutants = [one for one in read_mutants() if one.file in ("inflight/gateway/sse.py", "native/sample.cpp")]
     groups = {

@@ -134,6 +134,7 @@ def test_what_has_no_test_with_the_marks_is_no_failure(tmp_path: Path) -> None:
     assert not result.ended
 
 
+@pytest.mark.proof
 def test_the_end_says_what_failed_what_was_repeated_and_how_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +177,7 @@ def test_that_everything_passed_is_written_of_a_commit(
         assert (found["commit"], found["passed"]) == ("abc", 1)
 
 
+@pytest.mark.proof
 def test_a_test_that_is_tried_again_ends_once(tmp_path: Path) -> None:
     text = "import pytest\ntries = []\n@pytest.fixture\ndef late():\n    yield\n    tries.append(1)\n"
     text += "    assert len(tries) > 1, 'late'\n@pytest.mark.flaky(reruns=2)\ndef test_a(late): pass\n"
@@ -195,6 +197,7 @@ def test_durations_take_the_place_of_older_ones() -> None:
     assert new.seconds("tests/unheard.py", ("test",)) > 0
 
 
+@pytest.mark.proof
 def test_progress_names_the_test_that_runs_longest(tmp_path: Path) -> None:
     text = "import pathlib, time\ndef test_a(): pass\n"
     text += "def test_b():\n    while not pathlib.Path(__file__).with_name('seen').exists(): time.sleep(0.05)\n"
@@ -228,6 +231,7 @@ def test_a():
 """
 
 
+@pytest.mark.proof
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     file, began = tmp_path / "test_long.py", tmp_path / "began"
     file.write_text(LASTS)

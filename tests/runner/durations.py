@@ -56,7 +56,9 @@ class Durations:
             if seconds >= SLOW_S:
                 slow[test] = seconds
         slow = {test: seconds for test, seconds in self.slow.items() if test.partition("::")[0] not in files} | slow
-        return Durations(self.files | {path: self.files.get(path, {}) | kinds for path, kinds in files.items()}, slow)
+        for path, kinds in files.items():  # a run of some proofs of a file has all of its tests
+            files[path] = {kind: s for kind, s in self.files.get(path, {}).items() if kind != "test"} | kinds
+        return Durations(self.files | files, slow)
 
     def write(self, path: Path, **provenance: str) -> None:
         """Write all, with what says where it was measured."""

@@ -195,6 +195,7 @@ def test_durations_take_the_place_of_older_ones() -> None:
     assert new.slow == {"tests/a.py::test_c[::]": 6.0}
     assert new.seconds("tests/a.py", ("test", "proof")) == 11.5
     assert new.seconds("tests/unheard.py", ("test",)) > 0
+    assert new.updated([("tests/b.py::test_d", "proof", 2.0)]).files["tests/b.py"] == {"proof": 2.0}, "no test is left"
 
 
 @pytest.mark.proof

@@ -1,4 +1,4 @@
-"""The checkpoints of the benches, made once per session. All tests of the benches are proofs: they serve nobody."""
+"""The checkpoints of the benches, made once per session."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.setting import Setting
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make every test of the benches a proof."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("proof")
 
 
 @pytest.fixture(scope="session")

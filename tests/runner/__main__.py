@@ -1,6 +1,6 @@
 """Runs Inflight's tests in a few processes, each of which reads only the files that it runs.
 
-    python -m tests.runner test       the tests, without the long proofs
+    python -m tests.runner test       the tests, without the long proofs and the benches
     python -m tests.runner check      the tests and long proofs that the change since --base can reach
     python -m tests.runner release    all of them, with many more examples of each property
     python -m tests.runner needs      what the proofs of `check` need besides the virtual environment: docker, clients

@@ -24,7 +24,7 @@ PREFIX = "inflight-"
 NAMES = re.compile(rf"{PREFIX}([a-z]+-)?[a-z0-9_]{{8}}")
 """The names that directories are made by."""
 BACKENDS_FOLDERS = "/tmp/if-"
-"""What the paths of the folders of a server's Python backend begin with, before the letters of the directory's name."""
+"""The folders of a server's Python backend: their paths go on with the last letters of its directory's name."""
 OWNER, OWNED = "owner", "inflight made this directory, and removes it once its process has ended.\n"
 """The file that makes a directory one of these, and its first line."""
 _ONE_WORD = re.compile(r"[\w./+@%=:,-]+", re.ASCII)
@@ -43,7 +43,7 @@ class OwnedDirectory(tempfile.TemporaryDirectory[str]):
 
     @property
     def backends_folders(self) -> str:
-        """What the paths of the folders of its server's Python backend begin with, which are always in /tmp."""
+        """The paths of the folders of its server's Python backend begin with this; they are always in /tmp."""
         return BACKENDS_FOLDERS + self.name[-8:]
 
     def note(self, path: str) -> None:

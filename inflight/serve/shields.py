@@ -66,7 +66,7 @@ _SIGN_OF_LIFE = (
 """In the Python backend's ``ReceiveMessageFromStub``, where it waits for a message: ``movabs $(1000000 - E), %rcx; add
 %rbx, %rcx; add $1000000, %rbx; nop``, E being 1970 by the Julian day number, in microseconds, and with 10000000."""
 _FOLDERS = b"/tmp/python_env_"
-"""What the paths of the Python backend's folders begin with, before six letters of ``mkdtemp``."""
+"""The paths of the Python backend's folders begin with this; six letters of ``mkdtemp`` follow."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 

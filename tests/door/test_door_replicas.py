@@ -174,6 +174,7 @@ def test_a_door_behind_a_door_lets_another_server_do_what_its_own_cannot(deploym
         assert set(asked) <= {"/v2/health/ready", "/ready", "/live"}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("server", "path"), [("http", "/v2/models/ensemble/generate"), ("gateway", "/v1/messages")])
 def test_what_a_server_broke_under_goes_to_another_one_twice_at_most(
     deployment: tuple[Path, int], server: str, path: str

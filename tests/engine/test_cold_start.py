@@ -25,6 +25,7 @@ print(*(name for name in ("torch._dynamo", "sympy", "triton", "transformers") if
 """
 
 
+@pytest.mark.proof
 def test_nothing_is_imported_that_is_not_needed() -> None:
     """PyTorch's compiler takes longer to import than a small checkpoint to load, and some ways of loading need it."""
     done = subprocess.run(

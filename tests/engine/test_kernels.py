@@ -40,6 +40,7 @@ SHORT = 12
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # numpy's; a GPU says nothing
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "window"),

@@ -162,7 +162,7 @@ def _below(node: Node) -> list[Node]:
     return [one for child in node.children for one in (child, *_below(child))]
 
 
-TestOffloadMachine = OffloadMachine.TestCase
+TestOffloadMachine = pytest.mark.proof(OffloadMachine.TestCase)
 TestOffloadMachine.settings = settings(max_examples=examples(3), stateful_step_count=40)
 
 

@@ -47,6 +47,7 @@ def _crowd(more: dict[str, Any]) -> Schedule:
 HAPPENED = ("preemptions", "cached_tokens", "accepted_draft_tokens", "kv_cache_restored_tokens", "recomputed_tokens")
 
 
+@pytest.mark.proof
 @pytest.mark.property
 def test_every_request_gets_what_it_would_get_alone() -> None:
     seen: Counter[str] = Counter()

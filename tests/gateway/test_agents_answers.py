@@ -86,6 +86,7 @@ def events_of(answer: httpx.Response) -> list[Json]:
     return events
 
 
+@pytest.mark.proof
 @given(script=scripts, log_probs=st.booleans(), seals=st.booleans())
 def test_a_streamed_response_is_the_whole_one(
     served: tuple[Inside, Script], script: Script, log_probs: bool, seals: bool
@@ -127,6 +128,7 @@ def _without_log_probs(item: Json) -> Json:
     return {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
+@pytest.mark.proof
 @given(script=scripts, omits=st.booleans())
 def test_a_streamed_message_is_the_whole_one(served: tuple[Inside, Script], script: Script, omits: bool) -> None:
     running, current = served

@@ -58,6 +58,7 @@ def test_a_streamed_response_is_the_whole_one(gateway: Beside, sampling: Json, l
         )
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(0.3))
 @given(sampling=sampling, tokens=st.integers(1, 24), stop=st.sampled_from(("engine", " ", "zzz")))
 def test_a_streamed_message_is_the_whole_one(gateway: Beside, sampling: Json, tokens: int, stop: str) -> None:

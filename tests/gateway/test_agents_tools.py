@@ -96,6 +96,7 @@ def refused(caller: Beside, path: str, body: Json) -> Json:
 BAD: Json = {"type": "object", "properties": {"days": {"type": "integer", "not": {"const": 1}}}}
 
 
+@pytest.mark.proof
 @each_row(
     ("schema", "place", "said"),
     [

@@ -124,6 +124,7 @@ _MESSAGES = st.lists(st.dictionaries(st.sampled_from(("role", "content", "name",
 _BODIES = st.dictionaries(st.sampled_from(_KEYS) | st.text(), _values | _MESSAGES, max_size=6)
 
 
+@pytest.mark.proof
 @given(st.sampled_from(("/tokenize", "/detokenize")), _BODIES)
 def test_no_body_brings_a_500(alone: Inside, path: str, body: dict[str, Any]) -> None:
     with alone.client() as client:

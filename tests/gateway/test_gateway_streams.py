@@ -224,6 +224,7 @@ def test_silent_streams_get_comments_where_they_are_wanted(work: Work) -> None:
     assert late.status_code == 503, "an error before the first comment has its status still"
 
 
+@pytest.mark.proof
 def test_many_streams_leave_nothing_behind(running: Inside, work: Work) -> None:
     async def ask() -> list[str]:
         async with httpx.AsyncClient(base_url=running.url, timeout=60, trust_env=False) as client:

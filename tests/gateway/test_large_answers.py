@@ -97,6 +97,7 @@ def test_others_have_their_turn_while_a_long_response_of_the_engine_is_read(runn
     assert all(1 in turns[first:last] for first, last in pairwise(places))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("streams", [False, True])
 def test_log_probs_of_a_response_are_written_beside_the_event_loop(
     running: Inside, monkeypatch: pytest.MonkeyPatch, streams: bool

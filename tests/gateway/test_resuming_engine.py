@@ -64,6 +64,7 @@ def unbroken_and_broken(served: Served, drawn: Drawn, path: str, body: dict[str,
 BREAKS = st.lists(st.integers(0, 12), min_size=1, max_size=2)
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(1))
 @given(drawn=DRAWN, body=CHATS, breaks=BREAKS)
 def test_a_broken_chat_is_the_unbroken_one(
@@ -73,6 +74,7 @@ def test_a_broken_chat_is_the_unbroken_one(
     assert broken == [unbroken] * 2
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(1))
 @given(drawn=DRAWN, body=COMPLETED, breaks=BREAKS)
 def test_a_broken_completion_is_the_unbroken_one(

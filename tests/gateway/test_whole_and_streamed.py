@@ -94,6 +94,7 @@ def both(served: tuple[Inside, Drawn], drawn: Drawn, path: str, body: dict[str, 
     return [without_names(whole), without_names(stream)]
 
 
+@pytest.mark.proof
 @settings(max_examples=examples(2))
 @given(drawn=DRAWN, body=CHATS)
 @example(drawn=Drawn([tokens_of(CALL)], seed=1), body={"tools": [TOOL]})

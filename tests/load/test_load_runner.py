@@ -66,6 +66,7 @@ def test_what_is_measured(http: bool) -> None:
     assert runner.running == 0
 
 
+@pytest.mark.proof
 def test_a_closed_loop_keeps_its_concurrency() -> None:
     runner = _run(Faults(first_delay=0.05), phases=[{"duration_s": 2.5, "concurrency": 4}])
     assert _most_at_once(runner) == 4

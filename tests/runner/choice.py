@@ -17,10 +17,9 @@ from pathlib import Path
 
 from tests.runner.imports import ROOT, backwards, import_graph, module_name, reachable, read_source, tracked_files
 
-EVERYTHING = ("pyproject.toml", "constraints.txt")
-"""A change of one of these reaches every test."""
+PINS = ("pyproject.toml", "constraints.txt")
 MOST = (
-    "inflight/contract.py", "inflight/errors.py", "inflight/settings/", "tests/conftest.py", "tests/support/",
+    *PINS, "inflight/contract.py", "inflight/errors.py", "inflight/settings/", "tests/conftest.py", "tests/support/",
     "tests/runner/plugin.py",
 )  # fmt: skip
 """A change of one of these reaches every test but the long proofs of ``PROVES``, unless it is named there."""
@@ -36,19 +35,19 @@ PROVES = {
     ),
     "tests/gateway/programs/": (
         "inflight/gateway/", "inflight/contract.py", "inflight/errors.py", "benchmarks/clients.py",
-        "benchmarks/gateway/", ".ci/", "tests/gateway/programs/",
+        "benchmarks/gateway/", ".ci/", "tests/gateway/programs/", *PINS,
     ),
-    "tests/engine/test_attention_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
-    "tests/engine/test_between_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
-    "tests/engine/test_kernels_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/"),
+    "tests/engine/test_attention_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/", *PINS),
+    "tests/engine/test_between_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/", *PINS),
+    "tests/engine/test_kernels_compile.py": ("inflight/engine/attention/", "inflight/engine/cuda/", *PINS),
     "tests/engine/test_fused_layers.py": (
-        "inflight/engine/attention/", "inflight/engine/cuda/", "inflight/engine/kvcache/memory_pool.py",
+        *PINS, "inflight/engine/attention/", "inflight/engine/cuda/", "inflight/engine/kvcache/memory_pool.py",
         "inflight/engine/model_runner.py", "inflight/engine/models/", "inflight/engine/quant/",
     ),
     "tests/engine/test_native_sanitizers.py": ("native/", "inflight/engine/native/"),
     "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
     "tests/export/test_both_transformers.py": (
-        "inflight/engine/checkpoint.py", "inflight/engine/models/", "inflight/export/",
+        *PINS, "inflight/engine/checkpoint.py", "inflight/engine/models/", "inflight/export/",
     ),
 }  # fmt: skip
 """Long proofs of a file or folder run for changes of these paths and of their own helpers, not of what these import."""
@@ -77,7 +76,7 @@ class Choice:
 
 
 def choose(changed: Iterable[str], root: Path = ROOT) -> Choice:
-    """Return what a change of these files reaches; a file that no test rests on reaches everything.
+    """Return what a change of these files reaches; a file that no test rests on counts as one of ``MOST``.
 
     Args:
         changed: paths relative to ``root``, those of deleted files too.
@@ -88,10 +87,8 @@ def choose(changed: Iterable[str], root: Path = ROOT) -> Choice:
     choice = Choice()
     for path in changed:
         wide, narrow = (rests_on.reached(path, graph).intersection(tests) for graph in (rests_on.wide, rests_on.narrow))
-        if path.startswith(MOST):
+        if path.startswith(MOST) or wide <= {READS_ALL}:
             wide, narrow = set(tests), narrow | {test for test in tests if not proves(test)}
-        elif path.startswith(EVERYTHING) or wide <= {READS_ALL}:
-            wide = narrow = set(tests)
         for test in tests:
             if test in wide:
                 choice.tests.setdefault(test, path)

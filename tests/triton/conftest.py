@@ -2,7 +2,7 @@
 
 A test that takes ``server`` or ``unary_server`` runs on the portable engine, and on ``trtllm`` against the fake
 TensorRT-LLM; if it is marked ``any_engine`` it runs on the stand-in for upstream's C++ backend, ``tensorrtllm``, too.
-`make test` runs it on the portable engine alone, unless it is marked ``each_engine``; all others are proofs.
+`make test` runs it on the portable engine alone; all others are proofs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items[:] = [item for item in items if _engine_of(item) != "tensorrtllm" or item.get_closest_marker("any_engine")]
     for item in items:
-        if _engine_of(item) in ("trtllm", "tensorrtllm") and not item.get_closest_marker("each_engine"):
+        if _engine_of(item) in ("trtllm", "tensorrtllm"):
             item.add_marker("release" if item.get_closest_marker("proof") else "proof")
 
 

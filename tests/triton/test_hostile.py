@@ -86,6 +86,7 @@ def test_hostile_report_notices_a_process_that_ends() -> None:
         Target(places)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("address", "said"),
     [("192.0.2.1:8000", "only a loopback address"), ("https://127.0.0.1:8000", "the scheme must be")],

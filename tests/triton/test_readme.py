@@ -12,7 +12,7 @@ import pytest
 
 from tests.triton.support.servers import Running
 
-pytestmark = [pytest.mark.any_engine, pytest.mark.each_engine]
+pytestmark = pytest.mark.any_engine
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 

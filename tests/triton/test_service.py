@@ -31,6 +31,7 @@ from inflight.shared_counters import SHARED_MEMORY
 from tests.support.waiting import wait_until
 from tests.triton.support.servers import on_engine
 
+pytestmark = pytest.mark.proof
 pytest.importorskip("envoy", reason="the door is Envoy, of the extra `door`")
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 PATIENCE_S = 180
@@ -187,7 +188,6 @@ def test_the_door_is_started_again_at_once(serve: Serve) -> None:
     assert serve.get("/ready")[0] == 200, "what is behind it has not changed"
 
 
-@pytest.mark.proof
 def test_a_stop_admits_no_more_and_finishes_what_runs(serve: Serve) -> None:
     """It is the last test of the command. More signals do not hurry it."""
     children = psutil.Process(serve.process.pid).children(recursive=True)
@@ -213,7 +213,6 @@ def test_a_stop_admits_no_more_and_finishes_what_runs(serve: Serve) -> None:
     assert serve.said.rstrip().endswith("stopping")
 
 
-@pytest.mark.proof
 def test_a_killed_command_takes_all_along_and_the_next_one_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

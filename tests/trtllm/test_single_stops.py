@@ -56,6 +56,7 @@ def test_a_token_that_is_told_ends_the_text_wherever_it_comes(family: str) -> No
     assert told > 5
 
 
+@pytest.mark.proof
 def test_the_text_is_the_portable_engines_and_nothing_is_aborted(
     start: Callable[..., TrtLlmEngine], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_words_are_whole_at_any_width(fake: FakeServer, columns: int) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.proof
 def test_a_pasted_text_is_one_message(fake: FakeServer) -> None:
     terminal = Terminal(fake, 80)
     terminal.wait_for_prompt(1)
@@ -143,6 +144,7 @@ def test_a_pasted_text_is_one_message(fake: FakeServer) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.proof
 def test_ctrl_c_ends_the_answer_and_what_is_pasted_meanwhile_is_kept(fake: FakeServer) -> None:
     fake.faults = Faults(delay=0.5)
     terminal = Terminal(fake, 80)

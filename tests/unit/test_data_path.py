@@ -143,6 +143,7 @@ def _detokenize(walk: Walk, stage: Any, responses: list[dict[str, np.ndarray]]) 
     return texts
 
 
+@pytest.mark.proof
 def test_the_walk_of_a_token_is_that_of_the_page(stub: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with Walk() as walk:
         engine, detokenizer = (

@@ -153,6 +153,7 @@ def test_what_is_no_call_is_content(text: str) -> None:
     assert read(chat, list(text)) == read(chat, [text]) == Read(content=text)
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=2)
 @pytest.mark.parametrize("unit", ["<call search>", "<call ", "<r>", " ", "<call search>\nq: 1\n</call>"])
 def test_time_grows_with_the_length_alone(unit: str) -> None:

@@ -85,12 +85,12 @@ class Runner:
             progress: called every ``every_s`` seconds with the number of tests that have ended, and the seconds and the
                 name of the one that has run longest.
             every_s: see ``progress``.
-            imported: modules that are imported once, by a process that those of the parts are forked from; without any
-                these import all by themselves.
+            imported: modules that are imported once, by a process that those of the parts are forked from. The first
+                part does not wait for that, and imports all by itself, as all do without any.
         """
         self._workers, self._folder, self._done, self._options = workers, folder, done, options
         self._progress, self._every_s = progress, every_s
-        self._context = new_processes(imported)
+        self._spawned, self._forked = new_processes([]), new_processes(imported)
         self._lock = threading.Lock()
         self._processes: set[BaseProcess] = set()
         self._stopped = False
@@ -134,22 +134,27 @@ class Runner:
                     return
                 part = queue.pop(0)
                 self._number += 1
-                number = self._number
-            result = self._run(part, self._folder / f"{number:03}")
+                place = self._folder / f"{self._number:03}"
+                process = self._start(part, place)
+            result = self._wait(process, part, place)
             with self._lock:
                 results.append(result)
                 self._done(result)
 
-    def _run(self, part: Part, place: Path) -> Result:
+    def _start(self, part: Part, place: Path) -> BaseProcess:
+        """Start a part's process; only one thread at a time may."""
         told, output = place.with_suffix(".jsonl"), place.with_suffix(".log")
         arguments = ["-p", "tests.runner.plugin", "--tell", str(told), "-m", part.marks, *self._options, *part.files]
+        context = self._spawned if self._number == 1 else self._forked
+        process = context.Process(target=run_pytest, args=(arguments, {"HYPOTHESIS_PROFILE": part.profile}, output))
+        process.start()
+        self._processes.add(process)
+        return process
+
+    def _wait(self, process: BaseProcess, part: Part, place: Path) -> Result:
+        """Wait for the end of a part's process; return what its tests told."""
+        told, output = place.with_suffix(".jsonl"), place.with_suffix(".log")
         began = time.monotonic()
-        process = self._context.Process(
-            target=run_pytest, args=(arguments, {"HYPOTHESIS_PROFILE": part.profile}, output)
-        )
-        with self._lock:  # a process is started by one thread at a time
-            process.start()
-            self._processes.add(process)
         process.join()
         with self._lock:
             self._processes.discard(process)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -81,7 +82,7 @@ def test_a_file_that_only_its_tests_are_chosen_of_runs_no_proofs() -> None:
     }
 
 
-def _run(folder: Path, *texts: str, marks: str = "not proof") -> list[Result]:
+def _run(folder: Path, *texts: str, marks: str = "not proof", imported: Sequence[str] = ()) -> list[Result]:
     """Run files with these texts in one process each, with no configuration of this project."""
     files = [folder / f"test_{number}.py" for number in range(len(texts))]
     for file, text in zip(files, texts, strict=True):
@@ -89,9 +90,32 @@ def _run(folder: Path, *texts: str, marks: str = "not proof") -> list[Result]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    proof: a\n")
     options = ["-q", "-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider", "-p", "no:asyncio"]
     ended: list[Result] = []
-    results = Runner(2, folder, ended.append, options).run([Part((str(file),), marks, 1.0) for file in files])
+    runner = Runner(2, folder, ended.append, options, imported=imported)
+    results = runner.run([Part((str(file),), marks, 1.0) for file in files])
     assert ended == results
     return results
+
+
+def test_the_first_part_does_not_wait_for_what_the_others_have_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    began = tmp_path / "began"
+    (tmp_path / "takes_long.py").write_text(
+        f"""
+import os, time
+for _ in range(6000):
+    if os.path.exists({str(began)!r}):
+        break
+    time.sleep(0.01)
+else:
+    raise ImportError("the first part has not begun")
+"""
+    )
+    first = f"def test_first(): open({str(began)!r}, 'w').close()"
+    other = "import sys\ndef test_other(): assert 'takes_long' in sys.modules"
+    results = _run(tmp_path, first, other, imported=["takes_long"])
+    assert not [result.output for result in results if result.failed]
 
 
 def test_each_test_is_told_of_once(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def public_jwks(key: Path) -> str:
     return json.dumps({"keys": [{"kty": "RSA", "alg": "RS256", "kid": "1", "use": "sig", **numbers}]})
 
 
+@pytest.mark.proof
 def test_tokens_are_held_against_an_issuers_public_keys(tmp_path: Path) -> None:
     keys = [tmp_path / f"{name}.pem" for name in ("issuer", "other")]
     for key in keys:

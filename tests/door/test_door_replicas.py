@@ -91,6 +91,7 @@ def test_replicas_take_turns_and_what_one_refuses_another_does(deployment: tuple
         assert process.wait(60) == 0
 
 
+@pytest.mark.proof
 def test_grpc_goes_to_the_ports_that_are_named(deployment: tuple[Path, int]) -> None:
     folder, port = deployment
     http = Recorder("http")
@@ -155,6 +156,7 @@ def test_doors_behind_a_door_ask_for_the_same_keys(deployment: tuple[Path, int],
         assert [ask(port, "/v2", bearer).status for _ in range(2)] == [200, 429]
 
 
+@pytest.mark.proof
 def test_a_door_behind_a_door_lets_another_server_do_what_its_own_cannot(deployment: tuple[Path, int]) -> None:
     folder, port = deployment
     with door("grpc", "http", "gateway", behind_a_door=True) as away, door(behind_a_door=True) as well:

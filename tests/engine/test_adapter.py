@@ -40,6 +40,7 @@ _LONGROPE = {
 }  # fmt: skip
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=6)
 @pytest.mark.parametrize("kind", EVERY_TIME)
 def test_what_transformers_generates(kind: str) -> None:
@@ -97,6 +98,7 @@ def test_neighbours_change_no_bit(kind: str) -> None:
     assert torch.equal(_logits(alone), _logits(among[0]))
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("rope", [
     {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},

@@ -121,6 +121,7 @@ def test_rotating_and_storing(kind: type[RmsNorm] | None, dim: int, dtype: torch
     assert not cache.values[:, untouched].any()
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -74,6 +74,7 @@ def test_the_heap_is_looked_at_seldom_and_only_where_guides_might_take_much(monk
     assert len(looks) == 2
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("known", [True, False])
 def test_guides_that_are_much_used_stay_kept_while_memory_does_not_grow(
     known: bool, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def test_warming_up_starts_the_process() -> None:
     assert len(compiler._worker._processes) == 1
 
 
+@pytest.mark.proof
 def test_masks_that_take_ever_longer_end_their_request_alone() -> None:
     settings = GuidedDecodingSettings(max_mask_ms=1)
     engine = load(checkpoint("llama"), byte_tokenizer(), max_batch_size=8, num_blocks=1024, guided_decoding=settings)

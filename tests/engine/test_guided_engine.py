@@ -51,6 +51,7 @@ def _run(engine: Engine, *requests: Request) -> list[Output]:
     return [outputs[request.key] for request in requests]
 
 
+@pytest.mark.proof
 @pytest.mark.sweep(most=3)
 @pytest.mark.parametrize(("seed", "rounds"), [(5, 4), *((seed, 9) for seed in range(10, 17))])
 def test_what_ends_by_itself_is_valid(seed: int, rounds: int) -> None:
@@ -243,6 +244,7 @@ def test_no_setting_changes_a_guided_token(settings: dict[str, Any]) -> None:
     assert ("policy" in settings) == (engine._scheduler.preemptions > 0)
 
 
+@pytest.mark.proof
 def test_overlap_changes_no_guided_token(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [("json_schema", SCHEMA, 1), ("regex", "[ab]{30,60}", 2)]
 

@@ -207,6 +207,7 @@ def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
         }
 
 
+@pytest.mark.proof
 def test_heads_far_apart_are_found() -> None:
     """A cache of many gigabytes, of which only a few pages are there."""
     config, ranges = shape(3, 3, 16), ranges_of([(30, 1), (9, SHORT + 2)], 16)

@@ -61,6 +61,7 @@ def _without(**more: Any) -> Engine:
     return engine
 
 
+@pytest.mark.proof
 @pytest.mark.property
 def test_every_request_gets_what_it_would_get_alone() -> None:
     seen: Counter[str] = Counter()

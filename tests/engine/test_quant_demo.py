@@ -83,6 +83,7 @@ def test_the_served_type_is_as_good(checkpoint: Path) -> None:
     assert same / places > 0.98
 
 
+@pytest.mark.proof
 def test_it_is_smaller(checkpoint: Path) -> None:
     """Embeddings stay as they are; of the rest a half is left."""
     original, smaller = (Scorer(directory, "bfloat16", device="cpu") for directory in (DEMO, checkpoint))

@@ -83,6 +83,7 @@ def test_it_comes_close_to_the_best_number_of_drafts(
     assert speed > 0.9 * world.best(batch) / (1 + noise / 2)
 
 
+@pytest.mark.proof
 @each_row("disturbed", [0, 1, 2, 3, 5, 20])
 @each_row("times", [(1.0, 0.02, 0.02), (1.0, 0.15, 0.1), (4.8, 0.21, 0.02)])
 @each_row("batch", [1, 8])

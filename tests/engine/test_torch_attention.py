@@ -188,6 +188,7 @@ def test_logits_do_not_depend_on_the_batch(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(alone, together)
 
 
+@pytest.mark.proof
 def test_steps_of_any_size_run_few_numbers_of_rows() -> None:
     """oneDNN keeps a compiled product for each; a linear meets no more numbers than there are in so many octaves."""
     engine = load(checkpoint("llama"), max_tokens_per_step=128, prefix_reuse=False, cpu_step="pytorch")

@@ -85,6 +85,7 @@ def test_a_broken_completion_is_the_unbroken_one(
     assert broken == [unbroken] * 2
 
 
+@pytest.mark.proof
 def test_it_may_break_behind_every_token(served: Served) -> None:
     outputs = [tokens_of(f"<think>\nHm, é?\n</think>\n\n{CALL}"), tokens_of("No 👋🏽, the end.")]
     body = HI | {"n": 2, "tools": [TOOL], "logprobs": True, "top_logprobs": 2, "stop": [" end"]}

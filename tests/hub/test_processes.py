@@ -73,6 +73,7 @@ def test_an_interrupted_pull_goes_on_where_it_was(number: signal.Signals, slow: 
     assert (directory / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.proof
 def test_a_serve_that_is_stopped_while_it_pulls(slow: FakeHub, models: Path) -> None:
     slow.repositories["org/name"].commit({**FILES, "config.json": (DEMO / "model/config.json").read_bytes()})
     process = _start("serve", "org/name")
@@ -180,6 +181,7 @@ def test_a_certificate_of_ones_own(
     assert refused("pull", "org/name@v1").startswith(f"{variable}: ")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("module", "left_out"),
     [

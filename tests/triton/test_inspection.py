@@ -147,6 +147,7 @@ def test_top_once_shows_a_loaded_server(server: Running, tmp_path: Path) -> None
     assert "url(http" not in picture
 
 
+@pytest.mark.proof
 def test_top_once_shows_a_unary_server(unary_server: Running) -> None:
     shown = _top(unary_server, "--once", "--after", "0.2")
     assert "no requests and" not in shown

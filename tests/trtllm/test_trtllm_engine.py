@@ -36,6 +36,7 @@ def _told(output: Output) -> tuple[Any, ...]:
     return output.tokens, output.finish_reason, output.text_limit, output.error
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize("sampler", ["trtllm", "torch"])
 def test_trtllm_engine_tokens_are_the_portable_engines(

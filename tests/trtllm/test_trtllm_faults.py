@@ -218,6 +218,7 @@ def test_statistics_go_on_after_a_slow_iteration(start: Start, prompt: list[int]
     assert engine._runtime.iteration.get("iter", 0) >= before + 2
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("fault", [{"error_after": 3}, {"end_after": 3}, {"assert_after": 3}])
 def test_a_fault_of_one_request_is_its_own(
     start: Start, prompt: list[int], set_fault: SetFault, caplog: pytest.LogCaptureFixture, fault: dict[str, Any]

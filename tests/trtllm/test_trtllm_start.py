@@ -80,6 +80,7 @@ def test_the_log_says_that_adapters_switch_graphs_off(
     assert "CUDA graphs are off beside LoRA adapters" in caplog.text
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("fault", [{"raise_in_generate": "illegal instruction"}, {"stall_after": 0}])
 def test_a_failed_start_leaves_nothing_and_ends_no_server(
     start: Start, set_fault: SetFault, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]

@@ -67,22 +67,26 @@ def test_a_standard_stream_may_be_closed(command: list[str], closed: str) -> Non
         assert len(fake.requests) == 1
 
 
+@pytest.mark.proof
 def test_an_error_without_a_standard_error_is_no_answer() -> None:
     with FakeServer(faults=Faults(error="INVALID_ARGUMENT: no")) as fake:
         done = _run("generate", "Hi", "--url", f"127.0.0.1:{fake.grpc_port}", closed="2>&-")
     assert (done.returncode, done.stdout) == (1, "\n")
 
 
+@pytest.mark.proof
 def test_a_full_disk_is_told_without_the_number_of_the_error() -> None:
     assert _run("load", "list", closed=">/dev/full").stderr == "inflight: No space left on device\n"
 
 
+@pytest.mark.proof
 def test_a_scheme_in_capitals_is_that_scheme() -> None:
     with FakeServer() as fake:
         done = _run("generate", "Hi", "--url", f"HTTP://127.0.0.1:{fake.http_port}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "".join(PIECES) + "\n", "")
 
 
+@pytest.mark.proof
 def test_what_grpc_logs_of_a_wrong_port_is_not_shown() -> None:
     with FakeServer() as fake:
         done = _run("generate", "Hi", "--url", f"GRPCS://127.0.0.1:{fake.grpc_port}")

@@ -287,6 +287,7 @@ def test_a_traceback_is_one_line_of_json() -> None:
     assert entry["traceback"].startswith("Traceback (most recent call last):\n")
 
 
+@pytest.mark.proof
 def test_opentelemetry_is_not_loaded_for_a_stage_without_traces() -> None:
     program = (
         "import sys\n"

@@ -96,6 +96,7 @@ def _run(folder: Path, *texts: str, marks: str = "not proof", imported: Sequence
     return results
 
 
+@pytest.mark.proof
 def test_the_first_part_does_not_wait_for_what_the_others_have_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_process_that_ends_before_its_tests_has_failed(tmp_path: Path) -> None
         assert re.search(words, result.broke)
 
 
+@pytest.mark.proof
 def test_what_has_no_test_with_the_marks_is_no_failure(tmp_path: Path) -> None:
     [result] = _run(tmp_path, "def test_a(): pass", marks="proof")
     assert not result.failed
@@ -184,6 +186,7 @@ def test_a_part_that_tells_nothing_is_a_failure_and_no_part_is_none(
     assert Report([], Durations()).end(tmp_path / "durations.json") == 0
 
 
+@pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("text", "commit", "written"), [("pass", "abc", True), ("pass", "abc-dirty", False), ("assert 0", "abc", False)]

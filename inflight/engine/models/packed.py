@@ -19,7 +19,10 @@ _ROWS = 32
 _FEW_ROWS = 4
 """The number of rows that a lone row is padded to where oneDNN has another product for a single row."""
 _SHORT_COLUMNS = 1024
-"""Up to so many columns, with AVX2 or newer, oneDNN adds up a lone row in the same order as a row among others."""
+"""Up to so many columns, with AVX2 or newer, oneDNN adds up a lone row in the same order as a row among others.
+
+Its kernels for older processors do so for no number of columns.
+"""
 _SMALL_WEIGHT = 1 << 19
 """Elements of a weight; above, oneDNN takes longer for a lone row than for a few rows."""
 
@@ -34,7 +37,11 @@ class PackedLinear(nn.Module):
         """Of the weight, the shape and type, which others' code asks for; not the values."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
         self._bias = linear.bias
-        self._joins_lone_row = linear.in_features > _SHORT_COLUMNS or linear.weight.numel() > _SMALL_WEIGHT
+        self._joins_lone_row = (
+            linear.in_features > _SHORT_COLUMNS
+            or linear.weight.numel() > _SMALL_WEIGHT
+            or torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[..., rows]`` of ``x [..., columns]``."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -149,6 +152,15 @@ def test_packed_linear(columns: int, outputs: int, bias: bool, dtype: torch.dtyp
             else:
                 assert torch.equal(few, whole[:count]), f"{count} rows"
         assert packed(x[:0]).shape == (0, outputs)
+
+
+@pytest.mark.proof
+def test_packed_linears_on_an_older_processor() -> None:
+    """As oneDNN and PyTorch compute on one without AVX."""
+    older = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::test_packed_linear"]
+    done = subprocess.run(command, env=os.environ | older, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stdout
 
 
 def test_pack_linears() -> None:

@@ -48,7 +48,7 @@ test:
 
 check:
 	$(SETUP) $(EVERYTHING)
-	@$(RUN) check $(if $(BASE),--base $(BASE))
+	@$(RUN) check
 
 release:
 	$(SETUP) $(EVERYTHING)

@@ -1,8 +1,7 @@
 """All tests share these: marks that follow from others, what the machine did meanwhile, interpreted kernels.
 
-A failed test says what the machine did meanwhile. It is tried again, and the summary says so, in two cases: other
-guests of the host took a part of the cores, or its server or a stage has ended (Triton itself ends where it stands
-still for a second). A test marked ``alone`` is skipped where other guests took a good part.
+A failed test says what the machine did meanwhile. Where other guests of the host took a part of the cores it is tried
+again, and the summary says so; a test marked ``alone`` is skipped where they took a good part.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ _LITTLE_TAKEN = 0.05
 """The share of the same kind beyond which a failure may be the machine's."""
 _LEAST_TAKEN_S = 0.1
 """Less is a tick or two of the kernel's count, which says nothing of a test that is over at once."""
-SERVER_ENDED = pytest.StashKey[bool]()
-"""Whether a failed test's server, or a stage of it, has ended."""
 _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
 
 if not Path("/dev/nvidiactl").exists():  # Triton looks once, when whoever is first imports it
@@ -39,18 +36,20 @@ if importlib.util.find_spec("hypothesis"):  # a GPU machine may lack it
     load_profile()
 
 # What a shell's script starts with `&` ignores Ctrl-C, and so would the programs that tests start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest reads the marks in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark properties, the proofs among them that a mark implies, and what is tried again."""
-    swept: dict[str, list[pytest.Item]] = {}
+    """Add the marks ``property``, ``proof``, ``release`` and ``flaky`` where they follow from others."""
+    swept: dict[tuple[str, object], list[pytest.Item]] = {}
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
         if item.get_closest_marker("sweep"):
-            swept.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
+            swept.setdefault((item.nodeid.partition("[")[0], engine), []).append(item)
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
     for cases in swept.values():
         _mark_sweep(cases)
@@ -60,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_sweep(cases: list[pytest.Item]) -> None:
-    """Mark all cases but the first as proofs, and of more than ``most`` all but these, evenly chosen, for a release."""
+    """Mark all cases but the first as proofs, and all but ``most``, evenly spaced, as left to a release."""
     most = cases[0].get_closest_marker("sweep").kwargs.get("most", len(cases))  # type: ignore[union-attr]
     kept = {round(place * len(cases) / most) for place in range(most)}
     for place, item in enumerate(cases):
@@ -120,7 +119,7 @@ def _share_taken(item: pytest.Item) -> float:
 
 
 def _others_disturbed(item: pytest.Item) -> bool:
-    return item.stash.get(SERVER_ENDED, False) or (_BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN)
+    return _BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -20,9 +20,8 @@
 - The Python backend's folders in /tmp bear the server's name. Nobody can tell whose they are otherwise, and a server
   whose folder is removed as that of another aborts where its start fails.
 
-The header, ``infer``, the batches, the writes, the requests without a row, the sign of life and the folders are matters
-that no option decides, so copies of the server, its library and the backend run in which three texts, two numbers and a
-few instructions are others.
+No option changes any of these. Inflight therefore runs copies of the server, its library and the backend in which three
+texts, two numbers and a few instructions are changed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,12 @@ from pathlib import Path
 from tests.runner.base import PASSED, Base, find_base
 from tests.runner.choice import Choice, changed_files, choose, files_of_tests
 from tests.runner.durations import RECORD, Durations
-from tests.runner.imports import ROOT
 from tests.runner.parts import parts_of
 from tests.runner.processes import Runner
 from tests.runner.report import Report
 
+BENCHES = "tests/benchmarks/"
+"""`make test` leaves these files out: nothing is served by a bench."""
 NEEDS = {"docker": "tests/docker/", "clients": "tests/gateway/programs/"}
 """`.ci/run` installs these for the proofs of a folder."""
 
@@ -44,6 +46,7 @@ def main() -> int:
         choice, why = _chosen(options.verb, options.base)
     except (ValueError, subprocess.CalledProcessError) as error:
         sys.exit(f"{error}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.verb == "needs":
         print(*(need for need, folder in NEEDS.items() if any(path.startswith(folder) for path in choice.proofs)))
         return 0
@@ -59,16 +62,17 @@ def main() -> int:
             Runner(options.workers, Path(folder), report.part, progress=report.progress, imported=imported).run(parts)
         except KeyboardInterrupt:
             return 130
-    folder = RECORD.parent if options.record else ROOT / "artifacts/tests"
     usual = options.verb != "release"  # whose properties have more examples, and take longer
     whole = options.verb != "test" and len(choice.proofs) == len(files_of_tests())
-    return report.end(folder / RECORD.name if usual else None, folder / PASSED.name if whole else None)
+    return report.end(RECORD if options.record and usual else None, PASSED if options.record and whole else None)
 
 
 def _chosen(verb: str, given: str | None) -> tuple[Choice, str]:
     """Return the files, and in words why these."""
     every = dict.fromkeys(files_of_tests(), "")
-    if verb in ("test", "release"):
+    if verb == "test":
+        return Choice({path: "" for path in every if not path.startswith(BENCHES)}, every), "all files but the benches'"
+    if verb == "release":
         return Choice(every, every), "all files"
     base: Base | None = find_base(given)
     if base is None:

@@ -22,7 +22,7 @@ MOST = (
     *PINS, "inflight/contract.py", "inflight/errors.py", "inflight/settings/", "tests/conftest.py", "tests/support/",
     "tests/runner/plugin.py",
 )  # fmt: skip
-"""A change of one of these reaches every test but the long proofs of ``PROVES``, unless it is named there."""
+"""A change of one of these reaches all tests, and all long proofs except those of ``PROVES`` that do not list it."""
 PROVES = {
     "tests/benchmarks/": ("benchmarks/",),
     "tests/docker/": (

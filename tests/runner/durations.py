@@ -50,15 +50,18 @@ class Durations:
         """
         files: dict[str, dict[str, float]] = {}
         slow: dict[str, float] = {}
+        ran = set[str]()
         for test, kind, seconds in ended:
+            ran.add(test)
             kinds = files.setdefault(test.partition("::")[0], {})
             kinds[kind] = kinds.get(kind, 0.0) + seconds
             if seconds >= SLOW_S:
                 slow[test] = seconds
-        slow = {test: seconds for test, seconds in self.slow.items() if test.partition("::")[0] not in files} | slow
+        proven = {path for path, kinds in files.items() if kinds.keys() - {"test"}}
+        kept = {test: s for test, s in self.slow.items() if test.partition("::")[0] not in proven and test not in ran}
         for path, kinds in files.items():  # a run of some proofs of a file has all of its tests
             files[path] = {kind: s for kind, s in self.files.get(path, {}).items() if kind != "test"} | kinds
-        return Durations(self.files | files, slow)
+        return Durations(self.files | files, kept | slow)
 
     def write(self, path: Path, **provenance: str) -> None:
         """Write all, with what says where it was measured."""

@@ -27,14 +27,14 @@ from inflight.report.provenance import provenance
 from tests.runner.choice import READS_ALL, RestsOn, choose, files_of_tests
 from tests.runner.durations import Durations
 from tests.runner.imports import ROOT
-from tests.runner.parts import PROOFS, SPARED, TEST
+from tests.runner.parts import COMPUTING, SPARED, TEST
 from tests.runner.processes import new_processes, run_pytest
 
 MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
 BLIND = {"tests/unit/test_mutants.py", READS_ALL}
 """Tests that see the text of a file, and not what it does."""
-LONG = f"proof and {PROOFS}{SPARED}"
+LONG = f"proof and {COMPUTING}{SPARED}"
 FILES_AT_A_TIME = 6
 MOST_S = 1800.0
 
@@ -130,13 +130,15 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
         for files, marks in runs:
             for begin in range(0, len(files), FILES_AT_A_TIME):
                 failed = run_until_one_fails(files[begin : begin + FILES_AT_A_TIME], marks)
-                if failed or time.monotonic() - began > MOST_S:
-                    return {"noticed_by": failed, "seconds": round(time.monotonic() - began)}
-    return {"noticed_by": "", "seconds": round(time.monotonic() - began)}
+                if failed:
+                    return {"noticed_by": failed, "marks": marks, "seconds": round(time.monotonic() - began)}
+                if time.monotonic() - began > MOST_S:
+                    raise TimeoutError(f"no test has noticed in {MOST_S:.0f} s that: {mutant.wrong}")
+    return {"noticed_by": "", "marks": "", "seconds": round(time.monotonic() - began)}
 
 
 def others(mutants: Sequence[Mutant]) -> dict[tuple[int, ...], list[tuple[str, str]]]:
-    """Return files of tests, each with its marks, by the places of the mutants that they are not chosen for."""
+    """Group the files of tests, with their marks, by the places of the mutants that ``choose`` leaves them out for."""
     choices = [choose([mutant.file]) for mutant in mutants]
     groups: dict[tuple[int, ...], list[tuple[str, str]]] = {}
     for test in set(files_of_tests()) - BLIND:
@@ -166,22 +168,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("chosen", "others"))
     parser.add_argument("--part", default="0/1", help="which share of the mutants, e.g. 1/2: every second one")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     place, shares = map(int, options.part.split("/"))
-    results = json.loads(options.output.read_text()) if options.output.is_file() else {"rows": []}
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"rows": []}
     if options.verb == "others":
         results["others"] = list(try_others(read_mutants()))
-        options.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({**results, **provenance()}, indent=1) + "\n")
         return
     known = {row["wrong"] for row in results["rows"]}
     for mutant in read_mutants()[place::shares]:
         if mutant.wrong in known:
             continue
-        row = {**asdict(mutant), **try_chosen(mutant)}
+        found = try_chosen(mutant)
+        marks = found.pop("marks")
+        if found["noticed_by"] and (failed := run_until_one_fails([found["noticed_by"]], marks)):
+            sys.exit(f"{failed} fails without the mutant, too")
+        row = {**asdict(mutant), **found, "commit": provenance()["commit"]}
         print(f"{row['seconds']:5} s  {mutant.file}: {row['noticed_by'] or 'NOT NOTICED'}", flush=True)
         results["rows"].append(row)
-        options.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({**results, **provenance()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ from tests.runner.imports import ROOT
 
 Verb = Literal["test", "check", "release"]
 TEST = "not proof and not programs"
-BENCHES = "tests/benchmarks/"
-"""`make test` leaves these files out: nothing is served by a bench."""
-PROOFS = "not alone and not programs and not proof(waits=True)"
+COMPUTING = "not alone and not programs and not proof(waits=True)"
 SPARED = " and not release"
 """`make check` leaves these to `make release`."""
 TOGETHER = ("tests/docker/", "tests/gateway/programs/")
@@ -52,18 +50,16 @@ def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> 
     """Return the parts, in the order in which they begin.
 
     Args:
-        verb: ``test`` leaves out the long proofs and the benches; ``release`` tries more examples of each property than
-            ``check``.
+        verb: ``test`` leaves out the long proofs; ``release`` tries more examples of each property than ``check``.
         choice: the files.
         durations: of earlier runs.
         workers: how many processes compute at a time.
     """
     if verb == "test":
-        served = [path for path in choice.tests if not path.startswith(BENCHES)]
-        return _shared_out(served, TEST, ("test",), durations, workers)
+        return _shared_out(choice.tests, TEST, ("test",), durations, workers)
     profile, spared = ("dev", SPARED) if verb == "check" else ("soak", "")
     parts = [
-        *_shared_out(choice.proofs, PROOFS + spared, ("test", "proof"), durations, workers, profile),
+        *_shared_out(choice.proofs, COMPUTING + spared, ("test", "proof"), durations, workers, profile),
         *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers),
     ]
     for text, marks, kind in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -13,9 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 from tests.runner.imports import ROOT
 from tests.runner.parts import Part
@@ -24,8 +27,8 @@ WAITING = 2
 """Parts that mostly wait and run at the same time, beside those that compute."""
 _NOTHING_SELECTED = 5
 """Pytest's exit code where no test has the marks."""
-STOP_S = 30.0
-"""A process has so long to end its fixtures' servers after an interrupt."""
+STOP_S = 60.0
+"""A process has so long to end after its tests, and to end its fixtures' servers after an interrupt."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,16 @@ class Runner:
         results: list[Result] = []
         computing = [part for part in parts if not part.waits and not part.alone]
         waiting = [part for part in parts if part.waits]
-        queues = [*[computing] * self._workers, *[waiting] * WAITING]
-        threads = [threading.Thread(target=self._work, args=(queue, results)) for queue in queues]
+        alone = [part for part in parts if part.alone]
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(self._every_s)
-                    self._tell_progress()
-            self._work([part for part in parts if part.alone], results)
+            for queues in ([*[computing] * self._workers, *[waiting] * WAITING], [alone]):
+                threads = [threading.Thread(target=self._work, args=(queue, results)) for queue in queues]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    while thread.is_alive():
+                        thread.join(self._every_s)
+                        self._tell_progress()
         except KeyboardInterrupt:
             self._stop()
             raise
@@ -128,9 +131,9 @@ class Runner:
         self._progress(ended, *longest)
 
     def _work(self, queue: list[Part], results: list[Result]) -> None:
-        while not self._stopped:
+        while True:
             with self._lock:
-                if not queue:
+                if self._stopped or not queue:
                     return
                 part = queue.pop(0)
                 self._number += 1
@@ -155,10 +158,12 @@ class Runner:
         """Wait for the end of a part's process; return what its tests told."""
         told, output = place.with_suffix(".jsonl"), place.with_suffix(".log")
         began = time.monotonic()
-        process.join()
-        with self._lock:
+        connection.wait([process.sentinel])
+        with self._lock:  # a start polls all processes, and of two threads that poll one, one gets a wrong code
+            process.join()
             self._processes.discard(process)
-        code = process.exitcode or 0
+            code = process.exitcode
+        assert code is not None
         result = Result(part, output=output.read_text(errors="replace"), seconds=time.monotonic() - began)
         begun = _read(told, result)
         if begun or code not in (0, 1, _NOTHING_SELECTED) or (code == 1 and not result.counts["failed"]):
@@ -166,14 +171,16 @@ class Runner:
         return result
 
     def _stop(self) -> None:
-        self._stopped = True
         with self._lock:
-            running = list(self._processes)
-        for process in running:
-            if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGINT)
-        for process in running:
-            process.join(STOP_S)
+            self._stopped = True
+            running = {process.sentinel: process for process in self._processes if process.is_alive()}
+            for process in running.values():
+                os.kill(process.pid or 0, signal.SIGINT)
+        end = time.monotonic() + STOP_S
+        while running and (ended := connection.wait(running, end - time.monotonic())):
+            for sentinel in ended:
+                del running[sentinel]  # type: ignore[arg-type]
+        for process in running.values():
             process.kill()
 
 
@@ -198,6 +205,7 @@ def run_pytest(arguments: Sequence[str], environment: Mapping[str, str], output:
         environment: variables that it has besides.
         output: gets what it prints.
     """
+    signal.signal(signal.SIGINT, _interrupt_once)
     os.chdir(ROOT)
     os.environ.update(environment)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -207,8 +215,16 @@ def run_pytest(arguments: Sequence[str], environment: Mapping[str, str], output:
     import pytest  # here: the runner itself does without it, and `needs` runs where it is not installed
 
     code = pytest.main(list(arguments))
+    # A thread that goes on would keep the process: it is shown, and ended.
+    faulthandler.dump_traceback_later(STOP_S, exit=True, file=2)
     atexit._run_exitfuncs()  # multiprocessing leaves them out; temporary folders go in them
     sys.exit(code)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Interrupt the tests, and ignore a second signal: Ctrl-C in a terminal comes from there and from ``_stop``."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    raise KeyboardInterrupt
 
 
 def _read(told: Path, result: Result) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import pytest
 from inflight.serve.server import TritonServer
 from inflight.settings.observability import ObservabilitySettings
 from inflight.shared_counters import read_pulses
-from tests.conftest import SERVER_ENDED
 from tests.triton.support.metrics_page import read_page
 from tests.triton.support.otlp_sink import OtlpSink
 from tests.triton.support.servers import STEP_TOKENS, Running, on_engine, run
@@ -123,16 +122,6 @@ def _shared_servers_run(request: pytest.FixtureRequest) -> None:
             shared.server.start()
             shared.server.wait_ready(180)
             object.__setattr__(shared, "first_page", read_page(shared.metrics))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember that a server of a failed test, or a stage of it, has ended."""
-    report = yield
-    arguments = getattr(item, "funcargs", {}).values()
-    if report.failed and any(isinstance(one, Running) and _ended(one.server) for one in arguments):
-        item.stash[SERVER_ENDED] = True
-    return report
 
 
 def _ended(server: TritonServer) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from tests.runner import report as report_module
 from tests.runner.choice import Choice, files_of_tests
 from tests.runner.durations import Durations, share_out
-from tests.runner.parts import BENCHES, Part, parts_of
+from tests.runner.parts import Part, parts_of
 from tests.runner.processes import Result, Runner
 from tests.runner.report import Report
 from tests.support.waiting import wait_until
@@ -63,8 +65,7 @@ def test_each_file_is_in_one_list_and_no_list_is_long(seconds: dict[str, float],
 def test_all_files_are_in_the_parts(verb: str) -> None:
     parts = parts_of(verb, Choice(EVERY, EVERY), Durations(), 2)  # type: ignore[arg-type]
     ordinary = [path for part in parts if not part.waits and not part.alone for path in part.files]
-    left_out = BENCHES if verb == "test" else "nothing"
-    assert sorted(ordinary) == [path for path in files_of_tests() if not path.startswith(left_out)]
+    assert sorted(ordinary) == files_of_tests()
     assert [part.alone for part in parts] == sorted(part.alone for part in parts), "what runs alone is last"
     special = {part.marks for part in parts if part.waits or part.alone}
     spared = " and not release" if verb == "check" else ""
@@ -189,12 +190,20 @@ def test_a_part_that_tells_nothing_is_a_failure_and_no_part_is_none(
 @pytest.mark.proof
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("text", "commit", "written"), [("pass", "abc", True), ("pass", "abc-dirty", False), ("assert 0", "abc", False)]
+    ("text", "commit", "since", "written"),
+    [
+        ("pass", "abc", "", True),
+        ("pass", "abc", "docs/results/tests/durations.json", True),
+        ("pass", "abc", "docs/page.md", False),
+        ("pass", "abc-dirty", "", False),
+        ("assert 0", "abc", "", False),
+    ],
 )
 def test_that_everything_passed_is_written_of_a_commit(
-    text: str, commit: str, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, commit: str, since: str, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_module, "provenance", lambda: {"commit": commit, "machine": "m", "date": "d"})
+    monkeypatch.setattr(report_module, "changed_files", lambda _commit: {since} - {""})
     results, passed = _run(tmp_path, f"def test_a(): {text}"), tmp_path / "passed.json"
     report = Report([one.part for one in results], Durations())
     report.part(results[0])
@@ -206,11 +215,13 @@ def test_that_everything_passed_is_written_of_a_commit(
 
 
 @pytest.mark.proof
-def test_a_test_that_is_tried_again_ends_once(tmp_path: Path) -> None:
+def test_a_test_that_is_tried_again_ends_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "import pytest\ntries = []\n@pytest.fixture\ndef late():\n    yield\n    tries.append(1)\n"
     text += "    assert len(tries) > 1, 'late'\n@pytest.mark.flaky(reruns=2)\ndef test_a(late): pass\n"
     [result] = _run(tmp_path, text)
     assert [(one.test.partition("::")[2], one.outcome) for one in result.ended] == [("test_a", "passed")]
+    Report([result.part], Durations()).part(result)
+    assert "1 rerun" in capsys.readouterr().out, "what is printed of it may not be seen again soon"
     assert ["late" in cause for _, cause in result.repeated] == [True]
 
 
@@ -223,6 +234,8 @@ def test_durations_take_the_place_of_older_ones() -> None:
     assert new.slow == {"tests/a.py::test_c[::]": 6.0}
     assert new.seconds("tests/a.py", ("test", "proof")) == 11.5
     assert new.seconds("tests/unheard.py", ("test",)) > 0
+    assert new.updated([("tests/a.py::test_d", "test", 0.1)]).slow == new.slow, "a proof of the file did not run"
+    assert new.updated([("tests/a.py::test_d", "proof", 0.1)]).slow == {}
     assert new.updated([("tests/b.py::test_d", "proof", 2.0)]).files["tests/b.py"] == {"proof": 2.0}, "no test is left"
 
 
@@ -253,19 +266,63 @@ file = Path(sys.argv[1])
 Runner(1, file.parent, print, ["-c", "/dev/null"]).run([Part((str(file),), "", 1.0)])
 """
 LASTS = """
-import os, pathlib, time
-def test_a():
+import os, pathlib, pytest, time
+@pytest.fixture
+def served():
+    yield
+    time.sleep(1)
+    pathlib.Path(__file__).with_name("ended").touch()
+def test_a(served):
     pathlib.Path(__file__).with_name("began").write_text(str(os.getpid()))
     time.sleep(600)
 """
 
 
 @pytest.mark.proof
-def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_and_their_fixtures(tmp_path: Path) -> None:
+    """As in a terminal, where it reaches each of them."""
     file, began = tmp_path / "test_long.py", tmp_path / "began"
     file.write_text(LASTS)
-    with subprocess.Popen([sys.executable, "-c", RUNS_ONE, file], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-c", RUNS_ONE, file]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         assert wait_until(lambda: began.exists() and began.read_text(), within_s=120)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(120) != 0
     assert not psutil.pid_exists(int(began.read_text()))
+    assert (tmp_path / "ended").exists()
+
+
+GOES_ON = """
+import threading, time
+def lasts(): time.sleep(600)
+def test_a(): threading.Thread(target=lasts).start()
+"""
+
+
+@pytest.mark.proof
+def test_a_thread_that_goes_on_is_shown_and_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(GOES_ON)
+    program = "from tests.runner import processes; processes.STOP_S = 0.1; "
+    program += f"processes.run_pytest(['-c', '/dev/null', {str(tmp_path)!r}], {{}}, {str(tmp_path / 'said')!r})"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120).returncode == 1
+    assert "1 passed" in (said := (tmp_path / "said").read_text())
+    assert "in lasts" in said
+
+
+def test_a_mark_by_which_a_part_is_made_is_spelled_as_it_is_looked_for() -> None:
+    """Another spelling would leave the test out of every run."""
+    may_have_it = {ROOT / path for path in files_of_tests()} | set((ROOT / "tests/gpu").rglob("*.py"))
+    for path in (ROOT / "tests").rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Attribute(ast.Attribute(attr="mark"), "alone" | "programs" as name):
+                    looked_for = f"mark.{name}"
+                case ast.Call(ast.Attribute(ast.Attribute(attr="mark"), "proof"), keywords=[_, *_]):
+                    looked_for = "mark.proof(waits=True)"
+                case ast.Call(ast.Attribute(attr="add_marker"), [ast.Constant("alone" | "programs" as name)]):
+                    looked_for = f"mark.{name}"
+                case _:
+                    continue
+            assert looked_for in text, path
+            assert path in may_have_it

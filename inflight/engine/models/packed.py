@@ -21,7 +21,7 @@ _FEW_ROWS = 4
 _SHORT_COLUMNS = 1024
 """Up to so many columns, with AVX2 or newer, oneDNN adds up a lone row in the same order as a row among others.
 
-Its kernels for older processors do so for no number of columns.
+On older processors the order always differs.
 """
 _SMALL_WEIGHT = 1 << 19
 """Elements of a weight; above, oneDNN takes longer for a lone row than for a few rows."""

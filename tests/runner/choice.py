@@ -19,8 +19,8 @@ from tests.runner.imports import ROOT, backwards, import_graph, module_name, rea
 
 PINS = ("pyproject.toml", "constraints.txt")
 MOST = (
-    *PINS, "inflight/contract.py", "inflight/errors.py", "inflight/settings/", "tests/conftest.py", "tests/support/",
-    "tests/runner/plugin.py",
+    *PINS, "Makefile", "deployments/demo/model/", "inflight/contract.py", "inflight/errors.py", "inflight/settings/",
+    "tests/conftest.py", "tests/support/", "tests/runner/plugin.py",
 )  # fmt: skip
 """A change of one of these reaches all tests, and all long proofs except those of ``PROVES`` that do not list it."""
 PROVES = {
@@ -44,24 +44,44 @@ PROVES = {
         *PINS, "inflight/engine/attention/", "inflight/engine/cuda/", "inflight/engine/kvcache/memory_pool.py",
         "inflight/engine/model_runner.py", "inflight/engine/models/", "inflight/engine/quant/",
     ),
-    "tests/engine/test_native_sanitizers.py": ("native/", "inflight/engine/native/"),
-    "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/"),
+    "tests/engine/test_native_sanitizers.py": (
+        "native/", "inflight/engine/native/", "tests/engine/native/", "tests/engine/test_native_step.py",
+    ),
+    "tests/engine/test_native_tiles.py": ("native/", "inflight/engine/native/", "tests/engine/native/"),
     "tests/export/test_both_transformers.py": (
         *PINS, "inflight/engine/checkpoint.py", "inflight/engine/models/", "inflight/export/",
     ),
 }  # fmt: skip
 """Long proofs of a file or folder run for changes of these paths and of their own helpers, not of what these import."""
+_STAGES = tuple(f"backends/{stage}/model.py" for stage in ("tokenizer", "inflight_engine", "detokenizer"))
+LINKS = "tests/unit/test_docs_commands.py"
+"""It sees where a link of the docs leads nowhere, as one to a file that is deleted."""
 READS_ALL = "tests/unit/test_structure.py"
 """It looks at each file, and proves nothing of what a file does."""
 ALSO = {
     "inflight/engine/native/bindings.py": ("native/",),
-    "tests/triton/test_": ("backends/", "model_repository/", "inflight/triton/"),
-    "tests/unit/test_docs_commands.py": ("CHANGELOG.md", "LICENSE", ".gitignore"),
+    "tests/door/test_": ("inflight/serve/", "inflight/gateway/app.py"),
+    "tests/export/test_": ("build/", "inflight/export/"),
+    "tests/hub/test_": ("inflight/hub/",),
+    "tests/load/test_": ("inflight/load/", "inflight/report/", "loadtest/"),
+    "tests/monitoring/test_rules.py": ("tests/monitoring/",),
+    "tests/triton/test_": (
+        "backends/", "model_repository/", "=inflight/engine/factory.py", "=inflight/engine/loop.py",
+        "inflight/triton/", "inflight/trtllm/",
+    ),
+    "tests/triton/test_built_deployment.py": ("build/", "inflight/export/", "scripts/setup.py"),
+    "tests/unit/test_chat_terminal.py": ("inflight/client/",),
+    "tests/unit/test_data_path.py": _STAGES,
+    LINKS: ("CHANGELOG.md", "LICENSE", ".gitignore"),
+    "tests/unit/test_gateway_fields.py": ("inflight/gateway/",),
+    "tests/unit/test_metrics_export.py": _STAGES,
+    "tests/unit/test_program.py": ("inflight/__main__.py", "inflight/cli.py"),
+    "tests/unit/test_security_page.py": ("inflight/", "backends/", "model_repository/", "tests/"),
     READS_ALL: (
         "inflight/", "benchmarks/", "backends/", "build/", "client/", "loadtest/", "monitoring/", "scripts/", "tests/",
     ),
 }  # fmt: skip
-"""Files rest on these paths besides, which no import shows."""
+"""Files rest on these paths besides, which no import shows; on one with ``=`` without what that imports."""
 STARTS = {"inflight/serve/server.py": ("backends/", "model_repository/")}
 """A module starts these by other means than the name of a Python module: Triton loads the backends."""
 PACKAGES = ("inflight", "benchmarks", "tests")
@@ -89,6 +109,8 @@ def choose(changed: Iterable[str], root: Path = ROOT) -> Choice:
         wide, narrow = (rests_on.reached(path, graph).intersection(tests) for graph in (rests_on.wide, rests_on.narrow))
         if path.startswith(MOST) or wide <= {READS_ALL}:
             wide, narrow = set(tests), narrow | {test for test in tests if not proves(test)}
+        if not (root / path).is_file():
+            wide.add(LINKS)
         for test in tests:
             if test in wide:
                 choice.tests.setdefault(test, path)
@@ -162,7 +184,11 @@ class RestsOn:
 
     def _own(self, test: str) -> set[str]:
         """Return the helpers of a file of tests, without what these import of the package."""
-        helpers = {path: {one for one in self._imports[path] if one.startswith("tests/")} for path in self._imports}
+        helpers = {
+            path: {one for one in self._imports[path] | self._starts(path) if one.startswith("tests/")}
+            for path in self._imports
+            if path.startswith("tests/") and (self._root / path).is_file()
+        }
         return {_alone(path) for path in reachable({test} | (self._conftests(test) - set(MOST)), helpers)}
 
     def _conftests(self, test: str) -> set[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _NAME = re.compile(r"[\w./-]*[/.][\w./-]*")
+_IMPORT = re.compile(r"\b(?:from|import) ((?:inflight|benchmarks|tests)\b[\w.]*)(?: import ([\w, ]+))?")
 _PROGRAM = re.compile(r"""with_name\("inflight"\)|"-m", "inflight"|bin/inflight|\.parent / "inflight\"""")
 
 
@@ -35,7 +36,8 @@ class Source:
     """A Python file's words about other files."""
 
     imports: frozenset[str]
-    """The modules that it may import, type checking included: of ``from package import name`` both."""
+    """The modules that it may import, also for type checking and in programs that are strings: of ``from package import
+    name`` both, and the packages of each."""
     strings: frozenset[str]
     """Its string constants that may name a file or a module: of one word with a slash or a dot, or that a path is
     divided by, as in ``ROOT / "docs"``."""
@@ -56,8 +58,11 @@ def read_source(path: Path) -> Source:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if _NAME.fullmatch(node.value):
                 strings.add(node.value)
+            for module, names in _IMPORT.findall(node.value):
+                imports.update((module, *(f"{module}.{name.strip()}" for name in names.split(","))))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
             strings.add(str(node.right.value))
+    imports |= {name[:place] for name in imports for place, letter in enumerate(name) if letter == "."}
     return Source(frozenset(imports), frozenset(strings), bool(_PROGRAM.search(text)))
 
 

@@ -102,3 +102,8 @@ def test_commands_of_docs_name_venv_programs(page: Path) -> None:
 def test_links_of_docs_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+def test_readme_serves_in_a_container() -> None:
+    """`tests/docker/test_compose.py` runs this, and a change of the page alone does not run that."""
+    assert re.search(r"\bdocker compose --profile cpu up\b", (ROOT / "README.md").read_text())

@@ -167,6 +167,45 @@ def test_no_file_of_this_checkout_is_named_that_is_not_there() -> None:
     """A table that names what was moved would leave out proofs for good."""
     named = {*MOST, *STARTS, *PROVES, *(name for name in ALSO if name.endswith(".py"))}
     named |= {path for table in (PROVES, ALSO, STARTS) for paths in table.values() for path in paths}
+    named = {name.removeprefix("=") for name in named}
     assert not [name for name in named if not (ROOT / name).exists()]
     assert all((ROOT / name).is_dir() == name.endswith("/") for name in named)
     assert all(any(test.startswith(begin) for test in files_of_tests()) for begin in PROVES)
+
+
+REACHED = [
+    ("inflight/load/group.py", "tests", "tests/unit/test_optional_dependencies.py"),
+    ("inflight/triton/process.py", "proofs", "tests/unit/test_process.py"),
+    ("inflight/engine/engine.py", "proofs", "tests/engine/test_cold_start.py"),
+    ("inflight/triton/tracing/stages.py", "tests", "tests/engine/test_factory.py"),
+    ("inflight/engine/factory.py", "tests", "tests/unit/test_request_trace.py"),
+    ("inflight/trtllm/reading.py", "proofs", "tests/triton/test_trtllm.py"),
+    ("inflight/engine/loop.py", "proofs", "tests/triton/test_cancellation.py"),
+    ("inflight/client/keyboard.py", "proofs", "tests/unit/test_chat_terminal.py"),
+    ("inflight/serve/door_command.py", "proofs", "tests/door/test_door_replicas.py"),
+    ("inflight/export/plan/commands.py", "proofs", "tests/export/test_plan_command.py"),
+    ("inflight/load/sweep/command.py", "proofs", "tests/load/test_sweep_steps.py"),
+    ("inflight/hub/commands.py", "proofs", "tests/hub/test_pull.py"),
+    ("inflight/engine/scheduler.py", "proofs", "tests/unit/test_data_path.py"),
+    ("inflight/text/postprocess.py", "tests", "tests/unit/test_metrics_export.py"),
+    ("inflight/hub/store.py", "tests", "tests/unit/test_security_page.py"),
+    ("inflight/gateway/usage.py", "tests", "tests/unit/test_gateway_fields.py"),
+    ("loadtest/scenarios/chat.toml", "proofs", "tests/load/test_load_scenarios_run.py"),
+    ("deployments/demo/model/config.json", "proofs", "tests/triton/test_guided.py"),
+    ("build/gpus.toml", "proofs", "tests/export/test_plan_command.py"),
+    ("Makefile", "proofs", "tests/export/test_commands_of_docs.py"),
+    ("inflight/export/quantize/modelopt.py", "proofs", "tests/triton/test_built_deployment.py"),
+    ("tests/gpu/test_engines.py", "proofs", "tests/benchmarks/test_gpu_suite.py"),
+    ("tests/engine/support/compile_kernels.py", "proofs", "tests/engine/test_kernels_compile.py"),
+    ("tests/engine/native/absent.cpp", "proofs", "tests/engine/test_native_tiles.py"),
+    ("tests/engine/test_native_step.py", "proofs", "tests/engine/test_native_sanitizers.py"),
+    ("tests/monitoring/test_trends.py", "tests", "tests/monitoring/test_rules.py"),
+    ("client/a_file_that_is_gone.py", "tests", "tests/unit/test_docs_commands.py"),
+    ("inflight/client/__init__.py", "tests", "tests/unit/test_client_calls.py"),
+]
+"""Changes of this checkout, each with a file whose tests or proofs it breaks, which no import of the file shows."""
+
+
+@pytest.mark.proof
+def test_what_no_import_shows_is_reached() -> None:
+    assert not [row for row in REACHED if row[2] not in getattr(choose([row[0]]), row[1])]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.report.provenance import provenance
-from tests.runner.choice import READS_ALL, RestsOn, choose, files_of_tests
+from tests.runner.choice import READ_ALL, RestsOn, choose, files_of_tests
 from tests.runner.durations import Durations
 from tests.runner.imports import ROOT
 from tests.runner.parts import COMPUTING, SPARED, TEST
@@ -32,7 +32,7 @@ from tests.runner.processes import new_processes, run_pytest
 
 MUTANTS = ROOT / "tests/facts/mutants.json"
 RESULTS = ROOT / "docs/results/tests/mutants.json"
-BLIND = {"tests/unit/test_mutants.py", READS_ALL}
+BLIND = {"tests/unit/test_mutants.py", *READ_ALL}
 """Tests that see the text of a file, and not what it does."""
 LONG = f"proof and {COMPUTING}{SPARED}"
 FILES_AT_A_TIME = 6

@@ -174,8 +174,10 @@ class RestsOn:
         return reachable({path, _alone(path), *(f"{parent}/" for parent in Path(path).parents)}, graph)
 
     def _direct(self, path: str) -> set[str]:
-        """Return what a file imports; for a helper of tests also what it names; for tests also their conftest.py."""
-        direct = self._imports[path] | {one for begin, paths in ALSO.items() if path.startswith(begin) for one in paths}
+        """Return what a file imports and the packages of that; of tests and helpers what they name, and conftest.py."""
+        packages = {str(parent / "__init__.py") for one in self._imports[path] for parent in Path(one).parents}
+        direct = self._imports[path] | (packages & self._imports.keys())
+        direct |= {one for begin, paths in ALSO.items() if path.startswith(begin) for one in paths}
         if path.startswith("tests/"):
             direct |= self._named(path)
         if Path(path).name.startswith("test_"):

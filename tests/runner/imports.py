@@ -36,8 +36,8 @@ class Source:
     """A Python file's words about other files."""
 
     imports: frozenset[str]
-    """The modules that it may import, also for type checking and in programs that are strings: of ``from package import
-    name`` both, and the packages of each."""
+    """The modules that it may import, for type checking and in programs that are strings too: of ``from package import
+    name`` both."""
     strings: frozenset[str]
     """Its string constants that may name a file or a module: of one word with a slash or a dot, or that a path is
     divided by, as in ``ROOT / "docs"``."""
@@ -62,7 +62,6 @@ def read_source(path: Path) -> Source:
                 imports.update((module, *(f"{module}.{name.strip()}" for name in names.split(","))))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
             strings.add(str(node.right.value))
-    imports |= {name[:place] for name in imports for place, letter in enumerate(name) if letter == "."}
     return Source(frozenset(imports), frozenset(strings), bool(_PROGRAM.search(text)))
 
 

@@ -24,6 +24,7 @@ from benchmarks.command import FOLDER, command_line, console
 from benchmarks.result import write_results
 from inflight.errors import DeploymentError
 from inflight.report.failures import one_line_errors
+from inflight.report.provenance import provenance
 from inflight.report.table import print_table
 from inflight.resources import ROOT
 
@@ -45,7 +46,7 @@ class SuiteRun:
 
     command: str
     changed: str
-    """The file that was changed in a clean clone of the commit; empty where the checkout itself was tested."""
+    """The file that a clean clone of the commit had a line more of; of "" the checkout itself was tested."""
     neighbour: str
     """What ran beside it."""
     minutes: float
@@ -108,11 +109,10 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
     Raises:
         DeploymentError: the neighbour cannot run here, or there is no such file.
     """
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.check_output(describe, cwd=ROOT, text=True).strip()  # of each run: some may come between two
+    commit = str(provenance()["commit"])  # what is tested, whatever is committed meanwhile
     environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
     if changed:
-        environment["BASE"] = commit.removesuffix("-dirty")
+        environment["BASE"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as output,
@@ -152,7 +152,7 @@ def count_results(said: str) -> Counter[str]:
 
 @contextmanager
 def _clone(changed: str) -> Iterator[Path]:
-    """Clone the commit that is checked out, and add a line to a file: a comment to Python, an empty one to all else."""
+    """Clone the commit that is checked out, and add a line to a file: to code a comment that its formatter leaves."""
     with tempfile.TemporaryDirectory(prefix="inflight-suite-") as folder:
         clone = Path(folder, "inflight")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -173,7 +173,5 @@ def _neighbour() -> Iterator[None]:
             raise DeploymentError(neighbour.stderr.read().strip())
         try:
             yield
-            if neighbour.poll() is not None:
-                raise DeploymentError("the neighbour has ended before the run")
         finally:
             neighbour.terminate()

@@ -156,7 +156,7 @@ def test_packed_linear(columns: int, outputs: int, bias: bool, dtype: torch.dtyp
 
 @pytest.mark.proof
 def test_packed_linears_on_an_older_processor() -> None:
-    """As oneDNN and PyTorch compute on one without AVX."""
+    """oneDNN and PyTorch compute as on a processor without AVX."""
     older = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::test_packed_linear"]
     done = subprocess.run(command, env=os.environ | older, capture_output=True, text=True, check=False)

@@ -280,7 +280,7 @@ def test_a(served):
 
 @pytest.mark.proof
 def test_ctrl_c_ends_all_processes_and_their_fixtures(tmp_path: Path) -> None:
-    """As in a terminal, where it reaches each of them."""
+    """Ctrl-C in a terminal reaches each process."""
     file, began = tmp_path / "test_long.py", tmp_path / "began"
     file.write_text(LASTS)
     command = [sys.executable, "-c", RUNS_ONE, file]

@@ -267,26 +267,32 @@ Runner(1, file.parent, print, ["-c", "/dev/null"]).run([Part((str(file),), "", 1
 """
 LASTS = """
 import os, pathlib, pytest, time
+HERE = pathlib.Path(__file__).parent
 @pytest.fixture
 def served():
     yield
-    time.sleep(1)
-    pathlib.Path(__file__).with_name("ended").touch()
+    (HERE / "ends").touch()
+    while not (HERE / "interrupted").exists():
+        time.sleep(0.01)
+    (HERE / "ended").touch()
 def test_a(served):
-    pathlib.Path(__file__).with_name("began").write_text(str(os.getpid()))
+    (HERE / "began").write_text(str(os.getpid()))
     time.sleep(600)
 """
 
 
 @pytest.mark.proof
 def test_ctrl_c_ends_all_processes_and_their_fixtures(tmp_path: Path) -> None:
-    """Ctrl-C in a terminal reaches each process."""
+    """Ctrl-C in a terminal reaches each process, and then comes once more, from the runner."""
     file, began = tmp_path / "test_long.py", tmp_path / "began"
     file.write_text(LASTS)
     command = [sys.executable, "-c", RUNS_ONE, file]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         assert wait_until(lambda: began.exists() and began.read_text(), within_s=120)
         os.killpg(process.pid, signal.SIGINT)
+        assert wait_until(lambda: (tmp_path / "ends").exists(), within_s=120)
+        os.kill(int(began.read_text()), signal.SIGINT)
+        (tmp_path / "interrupted").touch()
         assert process.wait(120) != 0
     assert not psutil.pid_exists(int(began.read_text()))
     assert (tmp_path / "ended").exists()

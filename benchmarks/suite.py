@@ -24,7 +24,6 @@ from benchmarks.command import FOLDER, command_line, console
 from benchmarks.result import write_results
 from inflight.errors import DeploymentError
 from inflight.report.failures import one_line_errors
-from inflight.report.provenance import provenance
 from inflight.report.table import print_table
 from inflight.resources import ROOT
 
@@ -107,16 +106,18 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
         changed: a file that has a line more in a clone; without it the checkout is tested as it is.
 
     Raises:
-        DeploymentError: the neighbour cannot run here, or there is no such file.
+        DeploymentError: the neighbour cannot run here or ended before the command, or there is no such file.
     """
-    commit = str(provenance()["commit"])  # what is tested, whatever is committed meanwhile
+    # Of this run, whatever is committed meanwhile: provenance() is that of the process.
+    describe = ["git", "describe", "--always", "--abbrev=12", *(["--dirty"] if not changed else [])]
+    commit = subprocess.check_output(describe, cwd=ROOT, text=True).strip()
     environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
     if changed:
-        environment["BASE"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+        environment["BASE"] = commit
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as output,
-        _clone(changed) if changed else nullcontext(ROOT) as root,
+        _clone(commit, changed) if changed else nullcontext(ROOT) as root,
         _neighbour() if beside_neighbour else nullcontext(),
     ):
         stolen, began = psutil.cpu_times().steal, time.monotonic()
@@ -151,11 +152,12 @@ def count_results(said: str) -> Counter[str]:
 
 
 @contextmanager
-def _clone(changed: str) -> Iterator[Path]:
-    """Clone the commit that is checked out, and add a line to a file: to code a comment that its formatter leaves."""
+def _clone(commit: str, changed: str) -> Iterator[Path]:
+    """Clone a commit, and add a line to a file: to code a comment that its formatter leaves."""
     with tempfile.TemporaryDirectory(prefix="inflight-suite-") as folder:
         clone = Path(folder, "inflight")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        subprocess.run(["git", "reset", "--quiet", "--hard", commit], cwd=clone, check=True)
         if not (clone / changed).is_file():
             raise DeploymentError(f"--changed {changed}: the commit has no such file")
         with (clone / changed).open("a") as file:
@@ -173,5 +175,7 @@ def _neighbour() -> Iterator[None]:
             raise DeploymentError(neighbour.stderr.read().strip())
         try:
             yield
+            if neighbour.poll() is not None:
+                raise DeploymentError(f"the neighbour ended before the run: {neighbour.stderr.read().strip()}")
         finally:
             neighbour.terminate()

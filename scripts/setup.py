@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,7 @@ def main(wanted: set[str]) -> None:
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in PINS)).hexdigest()
     there = _installed()
     if there is not None and there["digest"] == digest and wanted <= set(there["extras"]):
-        _build_native_step(set(there["extras"]))
+        _say_of_kernels(_build_native_step(set(there["extras"])))
         return
     _check_system("serve" in wanted)
     started = time.monotonic()
@@ -63,18 +64,24 @@ def main(wanted: set[str]) -> None:
         _say("    no C++ compiler is here: the engine computes faster with one (apt-get install g++)")
     if "engine" in extras and there is None and not Path("/dev/nvidiactl").exists():
         _say("    no NVIDIA GPU is here: PIP_FLAGS with the index of PyTorch for CPUs saves 2.5 GB (README.md)")
-    _pip_install(f".[{','.join(extras)}]" if extras else ".")
-    _record(digest, extras)
-    _say(f"    installed in {time.monotonic() - started:.0f} s")
-    _build_native_step(set(extras))
+    with ThreadPoolExecutor(1) as beside:  # pip takes one core only
+        kernels = beside.submit(_build_native_step, set(extras))
+        _pip_install(f".[{','.join(extras)}]" if extras else ".")
+        _record(digest, extras)
+        _say(f"    installed in {time.monotonic() - started:.0f} s")
+    _say_of_kernels(kernels.result())
 
 
-def _build_native_step(extras: set[str]) -> None:
-    """Build the kernels that compute on a CPU, if they are new; without them PyTorch does, and the engine says so."""
+def _build_native_step(extras: set[str]) -> str | None:
+    """Build the kernels that compute on a CPU, if they are new; return None, or why they cannot be built."""
     if "engine" not in extras or NATIVE["is_built"]() or not NATIVE["find_compiler"]():
-        return
+        return None
     _say("    building the kernels of the CPU's step")
-    if failure := NATIVE["build"]():
+    return NATIVE["build"]()
+
+
+def _say_of_kernels(failure: str | None) -> None:
+    if failure:
         _say(f"    PyTorch will compute instead: {failure}")
 
 

@@ -26,7 +26,7 @@ from inflight.engine.attention.torch_backend import (
 from inflight.engine.checkpoint import load_config
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.layers import AttentionOptions
-from inflight.engine.models.packed import PackedLinear, pack_linears
+from inflight.engine.models.packed import PackedLinear, has_bfloat16_products, pack_linears
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, load, run
 
@@ -35,7 +35,7 @@ BLOCK_SIZE, BLOCKS = 4, 200
 SCALE = 0.3
 BFLOAT16 = (torch.bfloat16, 2**-7)
 """With its rounding."""
-has_bfloat16 = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no instructions for bfloat16")
+has_bfloat16 = pytest.mark.skipif(not has_bfloat16_products(), reason="no instructions for bfloat16")
 has_no_tiles = pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="AMX adds up by the number of rows")
 each_kind = pytest.mark.parametrize("kind", [SparseDecodeAttention, GatherDecodeAttention])
 
@@ -158,7 +158,8 @@ def test_packed_linear(columns: int, outputs: int, bias: bool, dtype: torch.dtyp
 def test_packed_linears_on_an_older_processor() -> None:
     """oneDNN and PyTorch compute as on a processor without AVX."""
     older = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::test_packed_linear"]
+    tests = [f"{__file__}::{name}" for name in ("test_packed_linear", "test_pack_linears")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, env=os.environ | older, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stdout
 
@@ -166,7 +167,7 @@ def test_packed_linears_on_an_older_processor() -> None:
 def test_pack_linears() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16), nn.LayerNorm(8))
     pack_linears(model)
-    half = PackedLinear if torch.cpu._is_avx512_bf16_supported() else nn.Linear
+    half = PackedLinear if has_bfloat16_products() else nn.Linear
     assert [type(module) for module in model] == [PackedLinear, half, nn.LayerNorm]
 
 

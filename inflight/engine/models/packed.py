@@ -69,6 +69,14 @@ def pad_rows(x: Tensor) -> Tensor:
     return functional.pad(x, (*[0, 0] * (x.dim() - 1), 0, missing)) if missing else x
 
 
+def has_bfloat16_products() -> bool:
+    """Whether oneDNN has instructions for bfloat16 here; what it has none for it would emulate.
+
+    Of instructions that ``ONEDNN_MAX_CPU_ISA`` forbids it refuses to pack anything.
+    """
+    return bool(torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def pack_linears(model: nn.Module) -> None:
     """Pack all plain linears that can be; a weight that is an embedding too stays as it is beside that.
 
@@ -76,8 +84,7 @@ def pack_linears(model: nn.Module) -> None:
     """
     if not torch.backends.mkldnn.is_available():
         return
-    # What oneDNN has no instructions for it would emulate.
-    kinds = {torch.float32, *([torch.bfloat16] if torch.cpu._is_avx512_bf16_supported() else [])}
+    kinds = {torch.float32, *([torch.bfloat16] if has_bfloat16_products() else [])}
     for name, attention in each_of(model, LatentAttention):
         if attention.kv_a_layernorm.weight.device.type == "cpu" and attention.dtype in kinds:
             model.set_submodule(f"{name}.kv_b_proj", _latent_products(attention))

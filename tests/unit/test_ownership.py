@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -22,10 +23,15 @@ ENDINGS = {
 """What ends a request, by engine."""
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     for folder in folders or ("",):
         for path in [PACKAGE / folder] if folder.endswith(".py") else sorted((PACKAGE / folder).rglob("*.py")):
-            yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+            yield str(path.relative_to(PACKAGE)), _tree(path)
 
 
 def _writers(receivers: set[str], attributes: set[str]) -> dict[str, set[str]]:
@@ -41,7 +47,7 @@ def _writers(receivers: set[str], attributes: set[str]) -> dict[str, set[str]]:
 
 
 def test_only_its_own_module_changes_a_sequence() -> None:
-    tree = ast.parse((PACKAGE / "engine/sequence.py").read_text())
+    tree = _tree(PACKAGE / "engine/sequence.py")
     [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Sequence"]
     own = {str(one.target.id) for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
     assert {"tokens", "table", "metrics", "served_tokens"} <= own
@@ -61,9 +67,7 @@ def test_the_metrics_of_a_request_have_one_writer_on_each_engine() -> None:
 
 def test_one_place_of_an_engine_ends_requests() -> None:
     for name, endings in ENDINGS.items():
-        functions = [
-            node for node in ast.walk(ast.parse((PACKAGE / name).read_text())) if isinstance(node, ast.FunctionDef)
-        ]
+        functions = [node for node in ast.walk(_tree(PACKAGE / name)) if isinstance(node, ast.FunctionDef)]
         for done in endings:
             ends = [function.name for function in functions if done in ast.unparse(function)]
             assert ends == ["_end"], f"{name}: {done} in {ends}"

@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("verb", choices=("test", "check", "release", "needs"))
     parser.add_argument("--base", help="a commit whose proofs have all passed; without it: tests/runner/base.py")
     parser.add_argument(
-        "--workers", type=int, default=min(8, os.cpu_count() or 1) + 1, help="processes at a time; some wait"
+        "--workers", type=int, default=min(8, os.cpu_count() or 1) + 2, help="processes at a time; some wait"
     )
     parser.add_argument("--record", action="store_true", help="write the durations and what passed on record")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")

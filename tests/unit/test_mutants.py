@@ -9,7 +9,7 @@ import pytest
 
 from tests.runner.choice import choose
 from tests.runner.imports import ROOT
-from tests.runner.mutants import RESULTS, Mutant, applied, nearest_first, others, read_mutants
+from tests.runner.mutants import RESULTS, Mutant, applied, likeliest_first, others, read_mutants
 
 
 def test_each_text_occurs_once() -> None:
@@ -46,12 +46,13 @@ def test_a_checkout_is_put_back(tmp_path: Path) -> None:
         pass
 
 
-def test_nearest_first() -> None:
+def test_likeliest_first() -> None:
     graph = {"a.py": {"b.py", "test_far.py"}, "docs/": {"test_docs.py"}, "b.py": {"c.py"}, "c.py": {"test_far.py", "d"}}
-    assert nearest_first({"test_far.py", "d"}, "a.py", graph) == ["test_far.py", "d"]
-    assert nearest_first({"test_docs.py"}, "docs/a.md", graph) == ["test_docs.py"]
-    near, seconds = {"a.py": {"test_a.py", "test_b.py"}}, {"test_a.py": 2.0, "test_b.py": 1.0}
-    assert nearest_first({"test_a.py", "test_b.py"}, "a.py", near, seconds) == ["test_b.py", "test_a.py"]
+    assert likeliest_first({"test_far.py", "d"}, "a.py", graph) == ["test_far.py", "d"]
+    assert likeliest_first({"test_docs.py"}, "docs/a.md", graph) == ["test_docs.py"]
+    near, seconds = {"a.py": {"test_b.py", "test_c.py"}}, {"test_b.py": 2.0, "test_c.py": 1.0}
+    assert likeliest_first({"test_b.py", "test_c.py"}, "a.py", near, seconds) == ["test_c.py", "test_b.py"]
+    assert likeliest_first({"test_a.py", "test_b.py"}, "a.py", near) == ["test_a.py", "test_b.py"]
 
 
 @pytest.mark.proof

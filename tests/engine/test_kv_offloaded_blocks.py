@@ -193,12 +193,12 @@ def test_the_second_tier_forgets_in_the_policys_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restoring", "computing", "pays"), [(0.001, 0.01, True), (0.01, 0.001, False), (None, 0.01, True), (1, None, True)]
+    ("restoring", "computing", "pays"), [(0.05, 0.01, True), (0.2, 0.01, False), (None, 0.01, True), (1, None, True)]
 )
-def test_restoring_pays_where_it_is_faster(restoring: float | None, computing: float | None, pays: bool) -> None:
+def test_restoring_pays_where_a_token_is_faster(restoring: float | None, computing: float | None, pays: bool) -> None:
     rule_of_cost = RestoreRule(None)
     if restoring is not None:
-        rule_of_cost.observe_restore(100, restoring)
+        rule_of_cost.observe_restore(1000, restoring)
     if computing is not None:
         rule_of_cost.observe_compute(100, computing)
     assert rule_of_cost.decide(100) is pays

@@ -113,6 +113,9 @@ def test_what_a_limit_cuts_is_incomplete() -> None:
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert response["output"][1]["arguments"] == '{"a'
+    *_, done, last = write([ContentDelta("Yes")], cut=True)
+    assert (done["type"], done["item"]["status"]) == ("response.output_item.done", "incomplete")
+    assert [item["status"] for item in last["response"]["output"]] == ["incomplete"]
 
 
 @pytest.mark.parametrize("cut", [False, True])

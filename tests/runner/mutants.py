@@ -37,7 +37,8 @@ BLIND = {"tests/unit/test_mutants.py", *READ_ALL}
 """Tests that see the text of a file, and not what it does."""
 LONG = f"proof and {COMPUTING}{SPARED}"
 FILES_AT_A_TIME = 6
-MOST_S = 1800.0
+MOST_S = 300.0
+"""What no test has noticed in so long is told, and not written down."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,11 @@ def main() -> None:
     for mutant in read_mutants()[place::shares]:
         if mutant.wrong in known:
             continue
-        found = try_chosen(mutant)
+        try:
+            found = try_chosen(mutant)
+        except TimeoutError as error:
+            print(error, flush=True)
+            continue
         marks = found.pop("marks")
         if found["noticed_by"] and (failed := run_until_one_fails([found["noticed_by"]], marks)):
             sys.exit(f"{failed} fails without the mutant, too")

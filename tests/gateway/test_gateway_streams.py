@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -163,15 +165,33 @@ def test_the_work_ends_with_a_client_that_leaves_before_the_first_event(running:
     until(lambda: work.closed == 1)
 
 
+def _indexes(connection: socket.socket) -> list[int]:
+    """Read a stream to its end; return the events' indexes."""
+    answer = bytearray()
+    while DONE not in answer[-100:] and (more := connection.recv(PENDING)):
+        answer += more
+    connection.close()
+    return [int(index) for index in re.findall(b'"index": ([0-9]+),', answer)]
+
+
 def test_a_client_that_is_behind_is_served_whole(running: Inside, work: Work) -> None:
     """Nothing is lost of what waits, and the work does not wait for the client."""
     connection = _connect(running, "/stream", {"count": 200, "size": 200}, receive_bytes=4096)
     until(lambda: work.ended == 1)
-    answer = b""
-    while DONE not in answer and (more := connection.recv(65536)):
-        answer += more
-    connection.close()
-    assert [int(part.split(b",")[0]) for part in answer.split(b'"index": ')[1:]] == list(range(200))
+    assert _indexes(connection) == list(range(200))
+
+
+def test_nothing_is_lost_while_the_sockets_are_full(running: Inside, work: Work) -> None:
+    connection = _connect(running, "/stream", {"count": 1000, "size": PENDING // 4}, receive_bytes=4096)
+
+    def stands_still() -> bool:
+        made = work.made
+        time.sleep(0.1)
+        return work.made == made > 0
+
+    until(stands_still)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    assert _indexes(connection) == list(range(1000))
 
 
 def test_a_client_that_does_not_read_is_disconnected(hasty: Inside, work: Work) -> None:

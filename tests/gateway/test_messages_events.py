@@ -133,6 +133,7 @@ def test_a_call_that_is_cut_has_its_complete_fields() -> None:
         (['{"a'], False),
         (["{}", '{"a'], False),
         (['{"a', "{}"], False),
+        (['{"a', "{}", "{}"], False),
         (["{}", "{}"], True),
     ],
 )

@@ -133,22 +133,26 @@ def run_until_one_fails(files: Sequence[str], marks: str) -> str:
 def try_chosen(mutant: Mutant) -> dict[str, Any]:
     """Run what is chosen for a mutant until a test fails; return what came of it."""
     choice, rests_on, began = choose([mutant.file]), RestsOn.of(ROOT), time.monotonic()
-    durations, runs = Durations.on_record(), []
+    durations, proven, runs = Durations.on_record(), set(choice.proofs) - BLIND, []
     for files, graph, marks, kind in (
-        (set(choice.proofs) - BLIND, rests_on.narrow, TEST, "test"),
+        (proven, rests_on.narrow, TEST, "test"),
         (choice.tests.keys() - choice.proofs.keys() - BLIND, rests_on.wide, TEST, "test"),
-        (set(choice.proofs) - BLIND, rests_on.narrow, LONG, "proof"),
+        (proven, rests_on.narrow, LONG, "proof"),
     ):
         seconds = {path: durations.seconds(path, (kind,)) for path in files}
-        runs.append((likeliest_first(files, mutant.file, graph, seconds), marks))
+        ordered = likeliest_first(files, mutant.file, graph, seconds)
+        batches = [(ordered[at : at + FILES_AT_A_TIME], marks) for at in range(0, len(ordered), FILES_AT_A_TIME)]
+        if kind == "proof":  # those of the likeliest files come before the tests of others
+            runs[1:1] = batches[:1]
+            batches = batches[1:]
+        runs += batches
     with applied([mutant]):
         for files, marks in runs:
-            for begin in range(0, len(files), FILES_AT_A_TIME):
-                failed = run_until_one_fails(files[begin : begin + FILES_AT_A_TIME], marks)
-                if failed:
-                    return {"noticed_by": failed, "marks": marks, "seconds": round(time.monotonic() - began)}
-                if time.monotonic() - began > MOST_S:
-                    raise TimeoutError(f"no test has noticed in {MOST_S:.0f} s that: {mutant.wrong}")
+            failed = run_until_one_fails(files, marks)
+            if failed:
+                return {"noticed_by": failed, "marks": marks, "seconds": round(time.monotonic() - began)}
+            if time.monotonic() - began > MOST_S:
+                raise TimeoutError(f"no test has noticed in {MOST_S:.0f} s that: {mutant.wrong}")
     return {"noticed_by": "", "marks": "", "seconds": round(time.monotonic() - began)}
 
 

@@ -233,6 +233,7 @@ def test_what_runs_at_the_end_is_finished_and_what_is_new_refused() -> None:
         refused = client.get("/v1/models")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert client.get("/health").status_code == 503
+        assert not running.server.should_exit
         held.free.set()
         assert reply.result().status_code == 200
         until(lambda: running.server.should_exit)

@@ -12,7 +12,7 @@ import inflight.gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT, CHAT_READER, COMPLETION_READER, COMPLETIONS
 from inflight.gateway.fields import IGNORED_HEADER, Field, Reader
-from inflight.gateway.values import same
+from inflight.gateway.values import Kind, integer, number, same
 from tests.support.tables import each_row
 
 OPENAI_CHAT = """
@@ -207,3 +207,23 @@ def test_a_wrong_value_is_named_by_its_path(field: str, value: Any, param: str) 
 )
 def test_what_clients_send_is_taken(field: str, value: Any) -> None:
     CHAT_READER.read({"model": "m", "messages": [], field: value})
+
+
+@each_row(
+    "kind, value, read",
+    [
+        (integer(1, 8), 8, 8),
+        (integer(1, 8), 2.0, 2),
+        *[(integer(0, 8), value, None) for value in (True, False, "1", 1.5, -1, 9, None, [1])],
+        (number(0, 2), 1, 1.0),
+        *[(number(0, 2), value, None) for value in (True, False, "1", -0.1, 2.1, None)],
+        (number(0, 2, above=True), 0, None),
+    ],
+)
+def test_only_numbers_are_numbers(kind: Kind, value: Any, read: float | None) -> None:
+    """`read`: as what, or None where it is refused."""
+    if read is None:
+        with pytest.raises(ApiError, match="a is .*; it must be a "):
+            kind.read(value, "a")
+    else:
+        assert kind.read(value, "a") == read

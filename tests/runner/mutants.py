@@ -38,7 +38,7 @@ BLIND = {"tests/unit/test_mutants.py", *READ_ALL}
 LONG = f"proof and {COMPUTING}{SPARED}"
 FILES_AT_A_TIME = 6
 MOST_S = 300.0
-"""What no test has noticed in so long is told, and not written down."""
+"""A mutant that no test has noticed in so many seconds is told, and not written down."""
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,7 @@ def test_a_stream_is_finished_at_the_end_and_new_requests_are_refused(tmp_path: 
 
 
 BROKEN: tuple[dict[str, Any], ...] = (
-    {**LONG, "max_tokens": 700},
+    {**LONG, "max_tokens": 1500},
     {**LONG, "max_tokens": 200, "temperature": 1, "seed": 7, "n": 2, "logprobs": True, "top_logprobs": 2},
     {**LONG, "max_tokens": 200, "temperature": 0.8, "seed": 1, "frequency_penalty": 0.5, "stop": ["@@"]},
     {**LONG, "max_tokens": 200, "temperature": 1.2, "seed": 2, "min_tokens": 100, "ignore_eos": False},
@@ -316,13 +316,18 @@ BROKEN: tuple[dict[str, Any], ...] = (
 def test_streams_go_on_where_the_server_dies(tmp_path: Path) -> None:
     patient = {"gateway": {"engine_wait_s": 600}}
     with serving(tmp_path, demo=True, **patient) as command, ThreadPoolExecutor() as pool:
-        broken = [pool.submit(_chat, command, body) for body in BROKEN]
-        until(lambda: _counted(command, FIRST_TOKENS) >= len(BROKEN) - 1, PATIENCE_S)
-        command.child("tritonserver").kill()
-        late = pool.submit(_chat, command, CHAT)
-        assert "first token" in late.result().json()["choices"][0]["message"]["content"].lower()
-        answers = [_said(reply.result()) for reply in broken]
-        resumed, repeated = (_counted(command, f'resumed_total{{outcome="{one}"}}') for one in ("resumed", "repeated"))
+        for _ in range(4):  # before the server is killed, a fast one may have answered all that were to break
+            begun = _counted(command, FIRST_TOKENS)
+            broken = [pool.submit(_chat, command, body) for body in BROKEN]
+            until(lambda begun=begun: _counted(command, FIRST_TOKENS) >= begun + len(BROKEN) - 1, PATIENCE_S)
+            command.child("tritonserver").kill()
+            late = pool.submit(_chat, command, CHAT)
+            assert "first token" in late.result().json()["choices"][0]["message"]["content"].lower()
+            answers = [_said(reply.result()) for reply in broken]
+            ends = ("resumed", "repeated")
+            resumed, repeated = (_counted(command, f'resumed_total{{outcome="{one}"}}') for one in ends)
+            if resumed and repeated:
+                break
         assert resumed >= 1, "the first has the most tokens"
         assert repeated >= 1, "the last one comes whole"
         assert "ready again" in command.text()

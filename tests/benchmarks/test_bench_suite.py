@@ -62,9 +62,12 @@ def test_a_run_beside_a_neighbour_begins_when_it_has_the_core(tmp_path: Path, mo
     monkeypatch.setattr(suite, "NEIGHBOUR", ["sh", "-c", "echo it needs root >&2; exit 1", "sh"])
     with pytest.raises(DeploymentError, match="it needs root"):
         run_suite(["true"], True, tmp_path / "log")
-    monkeypatch.setattr(suite, "NEIGHBOUR", ["sh", "-c", "echo taken; echo it was killed >&2", "sh"])
+    its_id = tmp_path / "process"
+    ends = f"echo $$ >{its_id}; echo taken; echo it was killed >&2"
+    monkeypatch.setattr(suite, "NEIGHBOUR", ["sh", "-c", ends, "sh"])
+    until_it_has = f"until grep -q State:.Z /proc/$(cat {its_id})/status; do sleep 0.01; done"
     with pytest.raises(DeploymentError, match="the neighbour ended before the run: it was killed"):
-        run_suite(["sleep", "0.5"], True, tmp_path / "log")
+        run_suite(["sh", "-c", until_it_has], True, tmp_path / "log")
 
 
 def test_a_change_is_made_in_a_clone(tmp_path: Path) -> None:

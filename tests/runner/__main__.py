@@ -36,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("test", "check", "release", "needs"))
     parser.add_argument("--base", help="a commit whose proofs have all passed; without it: tests/runner/base.py")
+    # Of two processes on two cores, or three, many wait: for servers, clients and time.
     parser.add_argument(
         "--workers", type=int, default=min(8, os.cpu_count() or 1) + 2, help="processes at a time; some wait"
     )

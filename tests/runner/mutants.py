@@ -131,7 +131,11 @@ def run_until_one_fails(files: Sequence[str], marks: str) -> str:
 
 
 def try_chosen(mutant: Mutant) -> dict[str, Any]:
-    """Run what is chosen for a mutant until a test fails; return what came of it."""
+    """Run what is chosen for a mutant until a test fails; return what came of it.
+
+    Raises:
+        TimeoutError: none has failed within ``MOST_S``.
+    """
     choice, rests_on, began = choose([mutant.file]), RestsOn.of(ROOT), time.monotonic()
     durations, proven, runs = Durations.on_record(), set(choice.proofs) - BLIND, []
     for files, graph, marks, kind in (

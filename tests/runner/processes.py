@@ -187,7 +187,7 @@ class Runner:
 def new_processes(imported: Sequence[str]) -> BaseContext:
     """Return what starts processes that have imported these modules: they are forked from one that does it once.
 
-    Their libraries compute with one thread each, since there are as many processes as cores.
+    Their libraries compute with one thread each, since there are more processes than cores.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     if not imported:

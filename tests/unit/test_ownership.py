@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.request import RequestMetrics
+from tests.unit.support.sources import parsed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inflight"
@@ -23,15 +23,10 @@ ENDINGS = {
 """What ends a request, by engine."""
 
 
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def _trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     for folder in folders or ("",):
         for path in [PACKAGE / folder] if folder.endswith(".py") else sorted((PACKAGE / folder).rglob("*.py")):
-            yield str(path.relative_to(PACKAGE)), _tree(path)
+            yield str(path.relative_to(PACKAGE)), parsed(path)
 
 
 def _writers(receivers: set[str], attributes: set[str]) -> dict[str, set[str]]:
@@ -47,7 +42,7 @@ def _writers(receivers: set[str], attributes: set[str]) -> dict[str, set[str]]:
 
 
 def test_only_its_own_module_changes_a_sequence() -> None:
-    tree = _tree(PACKAGE / "engine/sequence.py")
+    tree = parsed(PACKAGE / "engine/sequence.py")
     [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Sequence"]
     own = {str(one.target.id) for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
     assert {"tokens", "table", "metrics", "served_tokens"} <= own
@@ -67,7 +62,7 @@ def test_the_metrics_of_a_request_have_one_writer_on_each_engine() -> None:
 
 def test_one_place_of_an_engine_ends_requests() -> None:
     for name, endings in ENDINGS.items():
-        functions = [node for node in ast.walk(_tree(PACKAGE / name)) if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in ast.walk(parsed(PACKAGE / name)) if isinstance(node, ast.FunctionDef)]
         for done in endings:
             ends = [function.name for function in functions if done in ast.unparse(function)]
             assert ends == ["_end"], f"{name}: {done} in {ends}"

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.unit.support.sources import parsed
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text()
 OPEN = "not defended"
@@ -36,7 +38,7 @@ def test_what_is_not_defended_says_so_in_words() -> None:
 
 def test_nothing_is_unpickled() -> None:
     for path in (one for part in ("inflight", "backends", "model_repository") for one in (ROOT / part).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not {name.partition(".")[0] for name in names} & UNPICKLES, path

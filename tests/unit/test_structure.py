@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import statistics
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tests.runner.imports import import_graph
 from tests.support.tables import each_row
+from tests.unit.support.sources import parsed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inflight"
@@ -157,17 +157,12 @@ LONG_FILES: dict[str, str] = {}
 """Files over the budget, each with the reason."""
 
 
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def _files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(_tree(path)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -267,7 +262,7 @@ def test_files_stay_within_their_budgets() -> None:
 def test_functions_stay_within_their_budgets() -> None:
     sizes = []
     for path in _files("inflight", "benchmarks", "backends", "build", "monitoring", "scripts"):
-        for node in ast.walk(_tree(path)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
                 assert size <= MAX_FUNCTION_LINES, f"{path.name}: {node.name} has {size} lines"
@@ -279,7 +274,7 @@ def test_functions_stay_within_their_budgets() -> None:
 def test_public_things_have_docstrings_and_types() -> None:
     missing = []
     for path in _files("inflight"):
-        tree = _tree(path)
+        tree = parsed(path)
         if path.name != "__init__.py" and not ast.get_docstring(tree):
             missing.append(str(path))
         for node in tree.body:

@@ -22,6 +22,7 @@ import typer
 
 from benchmarks.command import FOLDER, command_line, console
 from benchmarks.result import write_results
+from inflight.engine.native.bindings import instruction_sets
 from inflight.errors import DeploymentError
 from inflight.report.failures import one_line_errors
 from inflight.report.table import print_table
@@ -62,6 +63,8 @@ class SuiteRun:
     failures: str
     """The names of what failed."""
     commit: str
+    instructions: str
+    """The processor's best vector instructions, by the names of ``cpu_step``."""
     finished: str
     """When it ended, UTC."""
 
@@ -138,6 +141,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
         code=done.returncode,
         failures=", ".join(dict.fromkeys(_FAILED.findall(said.rpartition("\nTried again: ")[2]))),
         commit=commit,
+        instructions=instruction_sets()[0],
         finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
     )
 

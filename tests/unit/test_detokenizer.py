@@ -50,6 +50,16 @@ def test_stream_of_any_tokens_is_their_whole_decoding(family: str, data: st.Data
     assert "".join(shown) + stream.finish() == tokenizer.decode(tokens)
 
 
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_only_the_scheme_never_leaves_the_first_space(scheme: str) -> None:
+    backend = Backend(models.WordLevel({"▁how": 0, "▁much": 1}, unk_token="▁how"))
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    tokenizer = Tokenizer(backend, TextConfig(2, frozenset(), None, {}, None))
+    stream = IncrementalDetokenizer(tokenizer)
+    text = stream.push([0]) + stream.push([1]) + stream.finish()
+    assert text == tokenizer.decode([0, 1]) == (" how much" if scheme == "never" else "how much")
+
+
 @_each_family
 def test_text_is_shown_as_soon_as_it_is_settled(family: str) -> None:
     tokenizer = make_tokenizer(family)

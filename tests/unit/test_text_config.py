@@ -74,3 +74,21 @@ def test_a_device_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
 
 def test_a_text_config_of_null_is_none(tmp_path: Path) -> None:
     assert load_text_config(_checkpoint(tmp_path, config={"text_config": None, "vocab_size": 7}), {}).vocab_size == 7
+
+
+@each_row(
+    ("files", "end_ids"),
+    [
+        ({"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [2, 3]}}, {2, 3}),
+        ({"config": {"eos_token_id": [1]}, "generation_config": {"eos_token_id": 2}}, {2}),
+        ({"config": {"eos_token_id": 1}, "tokenizer_config": {"eos_token": "</s>"}}, {1}),
+        ({"config": {"text_config": {"eos_token_id": 4}, "eos_token_id": 1}}, {4}),
+        ({"tokenizer_config": {"eos_token": "</s>"}}, {5}),
+        ({"tokenizer_config": {"eos_token": {"content": "</s>"}}}, {5}),
+        ({}, set()),
+    ],
+)
+def test_generation_config_says_best_where_an_answer_ends(
+    tmp_path: Path, files: dict[str, object], end_ids: set[int]
+) -> None:
+    assert load_text_config(_checkpoint(tmp_path, **files), {"</s>": 5}).end_ids == end_ids

@@ -280,6 +280,8 @@ def _read_text(index: int, text: str) -> tuple[str, list[tuple[str, str]], bool]
         ('{"a": True, "b": None, "c": [False]}', '{"a": true, "b": null, "c": [false]}'),
         ('{"a": 1e999, "b": -1.5e999}', '{"a": 1.7976931348623157e+308, "b": -1.7976931348623157e+308}'),
         ('{"a": 123456789012345678901234567890}', '{"a": 123456789012345678901234567890}'),
+        ("null", "{}"),
+        ('"{\\"a\\": \\"x\\"}"', '{"a": "x"}'),
     ],
 )
 def test_what_models_get_wrong_in_json_is_corrected(arguments: str, expected: str) -> None:

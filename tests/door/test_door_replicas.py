@@ -92,6 +92,23 @@ def test_replicas_take_turns_and_what_one_refuses_another_does(deployment: tuple
 
 
 @pytest.mark.proof
+def test_what_is_not_ready_gets_nothing_also_where_most_are_not(deployment: tuple[Path, int]) -> None:
+    folder, port = deployment
+    names = ["ready", "not ready", "not ready either"]
+    servers = [Recorder(name) for name in names]
+    for one in servers[1:]:
+        one.known = ("/v1/models",)
+    replicas = [argument for one in servers for argument in ("--replica", one.address)]
+    with running(*replicas, port=port, folder=folder):
+        asked = wait_until(lambda: {str(ask(port, "/v1/models").json["server"]) for _ in range(9)} == {"ready"})
+        servers[0].known = ("/v1/models",)
+        assert asked
+        assert wait_until(lambda: ask(port, "/v1/models").status == 503)
+    for one in servers:
+        one.close()
+
+
+@pytest.mark.proof
 def test_grpc_goes_to_the_ports_that_are_named(deployment: tuple[Path, int]) -> None:
     folder, port = deployment
     http = Recorder("http")

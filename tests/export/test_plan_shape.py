@@ -14,7 +14,7 @@ from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import find_gpu
-from inflight.export.plan.memory import MemoryPlanner
+from inflight.export.plan.memory import FREE_MEMORY_FRACTION, MemoryPlanner
 from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.shape import Parallel, Shape, count_parameters, linears, split_excluded
 from tests.engine.support.published import FAMILIES, config_of, is_served
@@ -116,6 +116,17 @@ def test_a_stage_may_have_recurrent_layers_alone() -> None:
     planner = MemoryPlanner(model, find_gpu("h200"), Parallel(pipeline=64), block_size=16)
     assert planner.layout(2048, None, 8).kv_tokens > 0
     assert planner.sequences(1024, 2048) > 8
+
+
+def test_what_the_cache_is_given_fits_beside_the_weights_of_every_stage() -> None:
+    """The last of three stages has the head, and not fewer layers."""
+    model = Shape(shape("llama-3.1-8b"), PRECISIONS["bf16"], "bf16", 2)
+    planner = MemoryPlanner(model, find_gpu("h200"), Parallel(pipeline=3), block_size=16)
+    assert len({stage.weight_bytes for stage in planner.stages}) > 1
+    memory = planner.layout(2048, None, 8)
+    left = memory.total - memory.activations - memory.runtime
+    used = [memory.kv_tokens * one.kv_token_bytes / (left - one.weight_bytes) for one in planner.stages]
+    assert max(used) == pytest.approx(FREE_MEMORY_FRACTION, rel=1e-3)
 
 
 def test_kv_cache_of_known_models_at_4096_tokens() -> None:

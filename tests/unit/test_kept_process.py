@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.serve import kept_process
 from inflight.serve.kept_process import KeptProcess
 
 
@@ -49,6 +50,33 @@ class _Sleeper(KeptProcess):
 
     def _end(self) -> str:
         return self._terminate(5)
+
+
+@pytest.mark.parametrize("well_s", [60, 0])
+def test_each_start_in_a_row_comes_after_a_longer_pause(monkeypatch: pytest.MonkeyPatch, well_s: int) -> None:
+    """Unless what ended had served well; here the processes end as soon as they have answered."""
+    pauses = list[int]()
+    enough = threading.Event()
+
+    class Crasher(_Sleeper):
+        def _watch(self) -> str | None:
+            self._has_answered()
+            return "crashed"
+
+        def _pause(self, how: str, pause_s: int) -> None:
+            pauses.append(pause_s)
+            if len(pauses) == 8:
+                self._stopping.set()
+                enough.set()
+
+    monkeypatch.setattr(kept_process, "WELL_S", well_s)
+    crasher = Crasher(OSError())
+    crasher.start()
+    try:
+        assert enough.wait(60)
+    finally:
+        crasher.stop()
+    assert pauses == ([0, 1, 2, 4, 8, 16, 16, 16] if well_s else [0] * 8)
 
 
 def test_a_fault_while_it_is_looked_after_restarts_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from inflight.engine.guided.lark_guide import checked_lark
 from inflight.errors import InvalidRequest
 from inflight.gateway.request_errors import request_error
 from inflight.text.output.find import find_chat_format
-from inflight.text.output.schemas import NotEnforceable, apart
+from inflight.text.output.schemas import NotEnforceable, apart, resolve
 from inflight.text.output.tools import Tool, ToolChoice
 from tests.support.chat_formats import FAMILIES, grammar_tokens, tokenizer_of
 
@@ -99,6 +99,15 @@ _INSTANCES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=2),
     max_leaves=6,
 )
+
+
+def test_a_reference_is_a_json_pointer() -> None:
+    """The examples of RFC 6901, section 6, and a name that looks as if it were escaped."""
+    root = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, 'k"l': 6, " ": 7, "m~n": 8, "o~1p": 9}
+    found = {reference: resolve(reference, root) for reference in ("#", "#/foo/0", "#/foo/2", "#/foo/x", "#/", "/foo")}
+    assert found == {"#": root, "#/foo/0": "bar", "#/foo/2": None, "#/foo/x": None, "#/": 0, "/foo": None}
+    escaped = ("#/a~1b", "#/c%25d", "#/e%5Ef", "#/k%22l", "#/%20", "#/m~0n", "#/o~01p")
+    assert [resolve(reference, root) for reference in escaped] == [1, 2, 3, 6, 7, 8, 9]
 
 
 @given(

@@ -52,6 +52,7 @@ def test_sampling_params_of_greedy_and_drawn() -> None:
         "seed": 7,
     }
     assert arguments(temperature=1.0)["seed"] != arguments(temperature=1.0)["seed"], "each draws its own"
+    assert arguments(temperature=1.0, seed=0)["seed"] == 0
 
 
 def test_sampling_params_end_ids() -> None:

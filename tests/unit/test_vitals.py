@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -249,6 +250,18 @@ def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:
             os.killpg(server.pid, signal.SIGKILL)
             for record in SHARED_MEMORY.glob(f"inflight_{server.pid}_pulse_*"):
                 record.unlink()
+
+
+def test_a_night_in_which_the_whole_machine_stood_still_is_not_the_servers_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With this process in the server's place, and a port where nobody listens."""
+    clock = 0.0
+    monkeypatch.setattr(vitals_module, "time", SimpleNamespace(monotonic=lambda: clock))
+    with Vitals(os.getpid(), "127.0.0.1", 1, 1, 60, 60) as vitals:
+        for _ in range(3):
+            assert vitals.look() is None
+            clock += 8 * 3600
 
 
 @pytest.mark.proof

@@ -1,4 +1,4 @@
-"""What the images are built of is pinned: images by digest, packages by version and hash."""
+"""What the images are built of is pinned, images by digest, packages by version and hash; and what runs them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.resources import DEMO
+from inflight.settings.server import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "docker/requirements"
@@ -63,6 +64,12 @@ def test_images_of_others_are_pinned_by_digest() -> None:
         assert DIGEST.fullmatch(image)
         assert f"${{{name}:-{image}}}" in text
         assert f"#{name}={image}\n" in (ROOT / ".env.example").read_text()
+
+
+def test_docker_waits_longer_than_a_stop_takes() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    given = {name: int(services[name]["stop_grace_period"].removesuffix("s")) for name in OWN - {"load"}}
+    assert min(given.values()) >= ServerSettings().exit_timeout_s + 15, "docs/container.md: up to ten seconds more"
 
 
 def test_both_envoys_are_of_one_version() -> None:

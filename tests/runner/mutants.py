@@ -147,8 +147,8 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
         ordered = likeliest_first(files, mutant.file, graph, seconds)
         batches = [(ordered[at : at + FILES_AT_A_TIME], marks) for at in range(0, len(ordered), FILES_AT_A_TIME)]
         if kind == "proof":  # those of the likeliest files come before the tests of others
-            runs[1:1] = batches[:1]
-            batches = batches[1:]
+            runs[1:1] = batches[:2]
+            batches = batches[2:]
         runs += batches
     with applied([mutant]):
         for files, marks in runs:

@@ -64,7 +64,7 @@ class SuiteRun:
     """The names of what failed."""
     commit: str
     instructions: str
-    """The processor's best vector instructions, by the names of ``cpu_step``."""
+    """The processor's best instruction set, named as in ``engine.cpu_step``."""
     finished: str
     """When it ended, UTC."""
 
@@ -114,6 +114,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
     # Of this run, whatever is committed meanwhile: provenance() is that of the process.
     describe = ["git", "describe", "--always", "--abbrev=12", *(["--dirty"] if not changed else [])]
     commit = subprocess.check_output(describe, cwd=ROOT, text=True).strip()
+    instructions = next(iter(instruction_sets()), "none")
     environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
     if changed:
         environment["BASE"] = commit
@@ -141,7 +142,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path, changed
         code=done.returncode,
         failures=", ".join(dict.fromkeys(_FAILED.findall(said.rpartition("\nTried again: ")[2]))),
         commit=commit,
-        instructions=instruction_sets()[0],
+        instructions=instructions,
         finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
     )
 

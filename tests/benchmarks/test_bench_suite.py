@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from benchmarks import suite
 from benchmarks.__main__ import bench
 from benchmarks.suite import COMMANDS, count_results, run_suite
+from inflight.engine.native.bindings import INSTRUCTION_SETS
 from inflight.errors import DeploymentError
 
 SAID = """\
@@ -38,6 +39,7 @@ def test_a_run_names_what_failed_and_its_arguments_are_not_those_of_the_tests(
     (tmp_path / "said").write_text(SAID)
     run = run_suite(["sh", "-c", f"cat {tmp_path}/said; env; exit 3"], False, tmp_path / "artifacts/log")
     assert (run.code, run.passed, run.failed, run.skipped, run.repeated) == (3, 1317, 2, 19, 2)
+    assert run.instructions in {*INSTRUCTION_SETS, "none"}
     first, second = run.failures.split(", ")
     assert first == "tests/unit/test_a.py::test_b[c d]"
     assert second.startswith("tests/unit/test_c.py: it was ended by SIGSEGV")

@@ -118,11 +118,11 @@ def test_a_stage_may_have_recurrent_layers_alone() -> None:
     assert planner.sequences(1024, 2048) > 8
 
 
-def test_what_the_cache_is_given_fits_beside_the_weights_of_every_stage() -> None:
-    """The last of three stages has the head, and not fewer layers."""
+def test_the_kv_cache_fits_beside_the_weights_of_every_stage() -> None:
+    """The first of three stages has the embedding and 11 of the 32 layers, so it has room for the fewest tokens."""
     model = Shape(shape("llama-3.1-8b"), PRECISIONS["bf16"], "bf16", 2)
     planner = MemoryPlanner(model, find_gpu("h200"), Parallel(pipeline=3), block_size=16)
-    assert len({stage.weight_bytes for stage in planner.stages}) > 1
+    assert len({one.kv_token_bytes for one in planner.stages}) > 1
     memory = planner.layout(2048, None, 8)
     left = memory.total - memory.activations - memory.runtime
     used = [memory.kv_tokens * one.kv_token_bytes / (left - one.weight_bytes) for one in planner.stages]

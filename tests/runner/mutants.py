@@ -58,6 +58,11 @@ def read_mutants(path: Path = MUTANTS) -> list[Mutant]:
     return [Mutant(**one) for one in json.loads(path.read_text())]
 
 
+def mutant_of(row: Mapping[str, Any]) -> Mutant:
+    """Return the mutant of a row of the results."""
+    return Mutant(row["file"], row["old"], row["new"], row["wrong"])
+
+
 @contextmanager
 def applied(mutants: Sequence[Mutant], root: Path = ROOT) -> Iterator[None]:
     """Change the checkout, and put it back at the end.
@@ -146,9 +151,8 @@ def try_chosen(mutant: Mutant) -> dict[str, Any]:
         seconds = {path: durations.seconds(path, (kind,)) for path in files}
         ordered = likeliest_first(files, mutant.file, graph, seconds)
         batches = [(ordered[at : at + FILES_AT_A_TIME], marks) for at in range(0, len(ordered), FILES_AT_A_TIME)]
-        if kind == "proof":  # those of the likeliest files come before the tests of others
-            runs[1:1] = batches[:2]
-            batches = batches[2:]
+        if kind == "proof":  # those of the likeliest dozen of files come before the tests of others
+            runs[1:1], batches = batches[:2], batches[2:]
         runs += batches
     with applied([mutant]):
         for files, marks in runs:
@@ -198,9 +202,10 @@ def main() -> None:
         results["others"] = list(try_others(read_mutants()))
         RESULTS.write_text(json.dumps({**results, **provenance()}, indent=1) + "\n")
         return
-    known = {row["wrong"] for row in results["rows"]}
-    for mutant in read_mutants()[place::shares]:
-        if mutant.wrong in known:
+    mutants = read_mutants()
+    rows = {mutant_of(row): row for row in results["rows"]}
+    for mutant in mutants[place::shares]:
+        if mutant in rows:
             continue
         try:
             found = try_chosen(mutant)
@@ -210,9 +215,9 @@ def main() -> None:
         marks = found.pop("marks")
         if found["noticed_by"] and (failed := run_until_one_fails([found["noticed_by"]], marks)):
             sys.exit(f"{failed} fails without the mutant, too")
-        row = {**asdict(mutant), **found, "commit": provenance()["commit"]}
+        rows[mutant] = row = {**asdict(mutant), **found, "commit": provenance()["commit"]}
         print(f"{row['seconds']:5} s  {mutant.file}: {row['noticed_by'] or 'NOT NOTICED'}", flush=True)
-        results["rows"].append(row)
+        results["rows"] = [rows[one] for one in mutants if one in rows]  # of a mutant that has changed none is left
         RESULTS.write_text(json.dumps({**results, **provenance()}, indent=1) + "\n")
 
 

@@ -51,7 +51,7 @@ def test_stream_of_any_tokens_is_their_whole_decoding(family: str, data: st.Data
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
-def test_only_the_scheme_never_leaves_the_first_space(scheme: str) -> None:
+def test_the_first_space_is_kept_by_the_prepend_scheme_never_alone(scheme: str) -> None:
     backend = Backend(models.WordLevel({"▁how": 0, "▁much": 1}, unk_token="▁how"))
     backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     tokenizer = Tokenizer(backend, TextConfig(2, frozenset(), None, {}, None))

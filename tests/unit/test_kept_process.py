@@ -1,4 +1,4 @@
-"""A process that is kept running outlives a fault of what looks after it."""
+"""A kept process starts again after a crash, and outlives a fault of the thread that looks after it."""
 
 from __future__ import annotations
 
@@ -52,9 +52,15 @@ class _Sleeper(KeptProcess):
         return self._terminate(5)
 
 
-@pytest.mark.parametrize("well_s", [60, 0])
-def test_each_start_in_a_row_comes_after_a_longer_pause(monkeypatch: pytest.MonkeyPatch, well_s: int) -> None:
-    """Unless what ended had served well; here the processes end as soon as they have answered."""
+@pytest.mark.parametrize(
+    ("well_s", "expected"),
+    [(60, [0, 1, 2, 4, 8, 16, 16, 16]), (0, [0] * 8)],
+    ids=["crashes in a row", "had served well"],
+)
+def test_the_pause_before_a_start_grows_with_crashes_in_a_row(
+    monkeypatch: pytest.MonkeyPatch, well_s: int, expected: list[int]
+) -> None:
+    """A process that has served for ``WELL_S`` ends the row. These crash once they have answered."""
     pauses = list[int]()
     enough = threading.Event()
 
@@ -71,12 +77,12 @@ def test_each_start_in_a_row_comes_after_a_longer_pause(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(kept_process, "WELL_S", well_s)
     crasher = Crasher(OSError())
-    crasher.start()
     try:
+        crasher.start()
         assert enough.wait(60)
     finally:
         crasher.stop()
-    assert pauses == ([0, 1, 2, 4, 8, 16, 16, 16] if well_s else [0] * 8)
+    assert pauses == expected
 
 
 def test_a_fault_while_it_is_looked_after_restarts_it(caplog: pytest.LogCaptureFixture) -> None:

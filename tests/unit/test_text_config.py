@@ -88,7 +88,7 @@ def test_a_text_config_of_null_is_none(tmp_path: Path) -> None:
         ({}, set()),
     ],
 )
-def test_generation_config_says_best_where_an_answer_ends(
+def test_end_ids_are_those_of_generation_config_then_config_then_the_eos_token(
     tmp_path: Path, files: dict[str, object], end_ids: set[int]
 ) -> None:
     assert load_text_config(_checkpoint(tmp_path, **files), {"</s>": 5}).end_ids == end_ids

@@ -81,6 +81,15 @@ def test_what_is_no_schema_at_all_is_refused_with_the_tool(index: int) -> None:
     assert message.startswith(tool.path)
 
 
+def test_a_reference_is_a_json_pointer() -> None:
+    """These are examples of RFC 6901, section 6; ``o~1p`` is a name that only looks escaped."""
+    root = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, 'k"l': 6, " ": 7, "m~n": 8, "o~1p": 9}
+    found = {reference: resolve(reference, root) for reference in ("#", "#/foo/0", "#/foo/2", "#/foo/x", "#/", "/foo")}
+    assert found == {"#": root, "#/foo/0": "bar", "#/foo/2": None, "#/foo/x": None, "#/": 0, "/foo": None}
+    escaped = ("#/a~1b", "#/c%25d", "#/e%5Ef", "#/k%22l", "#/%20", "#/m~0n", "#/o~01p")
+    assert [resolve(reference, root) for reference in escaped] == [1, 2, 3, 6, 7, 8, 9]
+
+
 _NAMES = ["a", "b", "$ref", "enum", "x/y", "p~q", "ü %"]
 _REFERENCES = ["#", "#/$defs/d", "#/definitions/e", *("#/properties/" + name for name in ("a", "b", "$ref", "enum"))]
 _REFERENCES += ["#/properties/x~1y", "#/properties/p~0q", "#/properties/%C3%BC%20%25"]
@@ -99,15 +108,6 @@ _INSTANCES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=2),
     max_leaves=6,
 )
-
-
-def test_a_reference_is_a_json_pointer() -> None:
-    """The examples of RFC 6901, section 6, and a name that looks as if it were escaped."""
-    root = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, 'k"l': 6, " ": 7, "m~n": 8, "o~1p": 9}
-    found = {reference: resolve(reference, root) for reference in ("#", "#/foo/0", "#/foo/2", "#/foo/x", "#/", "/foo")}
-    assert found == {"#": root, "#/foo/0": "bar", "#/foo/2": None, "#/foo/x": None, "#/": 0, "/foo": None}
-    escaped = ("#/a~1b", "#/c%25d", "#/e%5Ef", "#/k%22l", "#/%20", "#/m~0n", "#/o~01p")
-    assert [resolve(reference, root) for reference in escaped] == [1, 2, 3, 6, 7, 8, 9]
 
 
 @given(

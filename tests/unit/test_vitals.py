@@ -255,7 +255,7 @@ def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:
 def test_a_night_in_which_the_whole_machine_stood_still_is_not_the_servers_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With this process in the server's place, and a port where nobody listens."""
+    """This process stands in for the server, and nobody listens on port 1."""
     clock = 0.0
     monkeypatch.setattr(vitals_module, "time", SimpleNamespace(monotonic=lambda: clock))
     with Vitals(os.getpid(), "127.0.0.1", 1, 1, 60, 60) as vitals:

@@ -69,7 +69,7 @@ def test_images_of_others_are_pinned_by_digest() -> None:
 def test_docker_waits_longer_than_a_stop_takes() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     given = {name: int(services[name]["stop_grace_period"].removesuffix("s")) for name in OWN - {"load", "gpu-build"}}
-    assert min(given.values()) >= ServerSettings().exit_timeout_s + 15, "the server may take 10 s more, and the door 5 s"
+    assert min(given.values()) >= ServerSettings().exit_timeout_s + 15, "the server may take 10 s more, the door 5"
 
 
 def test_both_envoys_are_of_one_version() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.runner.choice import choose
 from tests.runner.imports import ROOT
-from tests.runner.mutants import RESULTS, Mutant, applied, likeliest_first, mutant_of, others, read_mutants
+from tests.runner.mutants import LONG, RESULTS, Mutant, applied, likeliest_first, mutant_of, others, read_mutants
+from tests.runner.parts import TEST
 
 
 def test_each_text_occurs_once() -> None:
@@ -57,9 +58,9 @@ def test_likeliest_first() -> None:
 @pytest.mark.proof
 def test_a_file_runs_with_the_mutants_that_it_is_not_chosen_for() -> None:
     mutants = [one for one in read_mutants() if one.file in ("inflight/gateway/sse.py", "native/sample.cpp")]
-    groups = {
-        test: places for places, tests in others(mutants).items() for test, marks in tests if "not proof" in marks
-    }
+    groups = {(test, marks): places for places, tests in others(mutants).items() for test, marks in tests}
     [sse, native] = range(2)
-    assert groups["tests/engine/test_native_draw.py"] == (sse,)
-    assert groups["tests/gateway/test_bodies.py"] == (native,)
+    assert groups["tests/engine/test_native_draw.py", TEST] == (sse,)
+    assert groups["tests/engine/test_native_draw.py", LONG] == (sse,)
+    assert groups["tests/gateway/test_bodies.py", TEST] == (), "its server draws tokens with the kernels"
+    assert groups["tests/gateway/test_bodies.py", LONG] == (native,)

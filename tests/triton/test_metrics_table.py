@@ -148,10 +148,11 @@ def test_requests_total_counts_every_request_once_and_metrics_add_up(server: Run
     kinds = [kind for kind, number in numbers.items() for _ in range(number)]
     random.Random(7).shuffle(kinds)
     asyncio.run(_send(server, kinds))
-    expected = {(ENGINE, "length"): 13, (ENGINE, "invalid"): 7, (TOKENIZER, "invalid"): 5, (ENGINE, "cancelled"): 6}
-    assert wait_until(lambda: _outcomes(added()) == expected, 30), _outcomes(added())
+    assert wait_until(lambda: sum(_outcomes(added()).values()) == len(kinds), 30), _outcomes(added())
     samples = added()
-    assert sum(_outcomes(samples).values()) == len(kinds)
+    outcomes = _outcomes(samples)
+    cancelled = outcomes.pop((ENGINE, "cancelled"), 0)  # the engine may have made all tokens before its client goes
+    assert outcomes == {(ENGINE, "length"): 13 + 6 - cancelled, (ENGINE, "invalid"): 7, (TOKENIZER, "invalid"): 5}
 
     def get(name: str, **labels: str) -> float:
         return _get(samples, f"inflight_{name}", **labels)

@@ -80,13 +80,15 @@ def test_log_requests_has_refused_requests(server: Running) -> None:
 
 
 def test_log_requests_has_cancelled_requests(server: Running) -> None:
-    with Client(server.grpc) as client:
-        stream = client.stream(
-            "Tell me", GenerateOptions(max_tokens=1900, ignore_eos=True), request_id="logged and gone"
-        )
-        next(stream)
-        stream.cancel()
-    entry = line(server, "logged and gone")
+    for number in range(5):  # the engine may have made all tokens before the client goes
+        name = f"logged and gone {number}"
+        with Client(server.grpc) as client:
+            stream = client.stream("Tell me", GenerateOptions(max_tokens=1900, ignore_eos=True), request_id=name)
+            next(stream)
+            stream.cancel()
+        entry = line(server, name)
+        if entry["outcome"] != "length":
+            break
     assert entry["outcome"] == "cancelled"
     assert 0 < entry["generated_tokens"] < 1900
 

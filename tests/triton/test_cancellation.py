@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,7 @@ def test_deadline_ms_ends_the_generation_with_its_text(server: Running) -> None:
     with Client(server.grpc) as client:
         for deadline_ms in (300, 600, 1200, 2400):  # before the first token it is an error, on a machine that is slow
             with suppress(DeadlineExceeded):
-                options = GenerateOptions(max_tokens=1900, ignore_eos=True, deadline_ms=deadline_ms)
-                answer = client.generate("Tell me", options)
+                answer = client.generate("Tell me", replace(LONG, deadline_ms=deadline_ms))
                 break
     assert answer.finish_reason == "deadline"
     assert answer.text
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: st
     # Longer than a busy machine takes to unload the stages.
     narrow = run(on_engine(engine, tmp_path, batching={"max_batch_size": 1}), exit_timeout_s=60)
     server = next(narrow)
-    first = GenerateOptions(max_tokens=1900, ignore_eos=True, priority=1)
+    first = replace(LONG, priority=1)
     late = GenerateOptions(max_tokens=8, deadline_ms=300)
 
     async def leave(client: AsyncClient, index: int) -> None:

@@ -53,12 +53,13 @@ def _outcomes(traced: Traced, leave: Callable[[Running, str], None], name: str) 
     """Leave a request, and others if the engine has made all tokens before; return the outcome of each by its id."""
     outcomes: dict[str, str] = {}
     for number in range(5):
-        leave(traced.server, f"{name} {number}")
-        traced.sink.wait(lambda number=number: traced.sink.servers(f"{name} {number}"))
-        outcomes[f"{name} {number}"] = traced.sink.servers(f"{name} {number}")[0].attributes["inflight.outcome"]
-        if outcomes[f"{name} {number}"] != "length":
+        request_id = f"{name} {number}"
+        leave(traced.server, request_id)
+        span, _ = traced.trace_of(request_id, [])
+        outcomes[request_id] = span.attributes["inflight.outcome"]
+        if outcomes[request_id] != "length":
             break
-    assert list(outcomes.values())[-1] == "cancelled"
+    assert outcomes[request_id] == "cancelled"
     return outcomes
 
 

@@ -206,7 +206,7 @@ def _ask_portable(feature: Feature, model: ModelConfig) -> None:
     if config.weights == "int8" and (why := why_not_native(model)) is not None:
         raise DeploymentError(f"engine.weights is int8: {why}")
     check_beams(request, config, model.vocab_size, model.max_position_embeddings)
-    check_portable(request, True, config.prefix_reuse)
+    check_portable(request, True, config.prefix_reuse, True)
     if model.recurrent:
         check_beam_width(request.sampling.beam_width)
 

@@ -30,6 +30,7 @@ from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.checkpoints_page import checkpoints_page
 from scripts.fields_page import fields_page
 from scripts.models_page import models_page
 
@@ -144,6 +145,7 @@ def files() -> dict[str, str]:
     """Return the generated pages by name."""
     return {
         "contract.md": contract_page(),
+        "checkpoints.md": checkpoints_page(),
         "deployment.md": deployment_page(),
         "metrics.md": metrics_page(),
         "models-served.md": models_page(),

@@ -32,7 +32,8 @@ from inflight.engine.quant.relay import RelaidTensors, Tensors
 from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from inflight.gguf.files import is_gguf
-from inflight.text.checkpoint import read_json
+from inflight.precedence import overruled
+from inflight.text.files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,8 @@ def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
         model.load(device)
         return outline
     assert isinstance(model, DecoderModel)
-    tied = model.config.tie_word_embeddings
+    naming, tied = outline.naming, model.config.tie_word_embeddings
+    head, embedding = (naming.of(f"{name}.weight") for name in ("lm_head", "model.embed_tokens"))
     # As Module.to_empty does, which asks the meta device for tensors, and so loads a solver of equations first.
     try:
         held = {name: torch.empty(one.shape, dtype=one.dtype, device=device) for name, one in model.named_parameters()}
@@ -159,15 +161,16 @@ def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
         rope.to(device)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
-    naming = outline.naming
     targets = _targets(model, shards.names, naming)
+    if tied and embedding not in shards.names and head in shards.names:
+        targets[head] = targets.pop(embedding)  # either of the two may stand for both
     # A cache meant for FP8 has scales for all layers with attention, or none, and then they are one.
     scales = kv_scales or KvScales.ones(model.config.num_layers, device)
     named = scales.named(model.config.attention)
     of_scales: dict[str, Target] = {naming.of(name): scale for name, scale in named.items()}
     if outline.calibrated and kv_scales is not None and shards.names & of_scales.keys():
         targets |= of_scales
-    ignored = {naming.of("lm_head.weight")} if tied else set()
+    ignored = {head} - targets.keys() if tied else set()
     if outline.calibrated and kv_scales is None:
         ignored |= of_scales.keys()
     ignored |= {name for name in shards.names if naming.is_other_part(name)}
@@ -216,8 +219,7 @@ def outline_model(
     if not is_ours:
         adapted = AdaptedModel(directory, read_json(directory / "config.json"), dtype, served_length)
         return LoadedModel(adapted, shards, None, kv_dtype, kv_scales, exact)
-    if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
-        config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
+    config = _with_head_of(config, shards)
     with named_in_errors(directory):
         _require_layers(config, shards.names)
         try:
@@ -226,6 +228,33 @@ def outline_model(
             raise DeploymentError(f"config.json: a model of its sizes cannot be built: {error}") from None
         convert_linears(model, quantization, shards.names, exact, separate)
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
+
+
+def _with_head_of(config: ModelConfig, shards: Tensors) -> ModelConfig:
+    """Return the configuration with the head that the checkpoint's tensors give the model.
+
+    A head in the file is the model's, whatever ``tie_word_embeddings`` says, unless it equals the embedding: a head
+    that training has moved is another one. The rule is that of transformers' ``tie_weights``.
+    """
+    naming = CheckpointNames(config, shards.names)
+    head, embedding = naming.of("lm_head.weight"), naming.of("model.embed_tokens.weight")
+    held = {name for name in shards.names if name.startswith(head.removesuffix("weight"))}
+    if not held and not config.tie_word_embeddings and config.is_base:
+        return replace(config, tie_word_embeddings=True, has_head=False)
+    if not held or not config.tie_word_embeddings or embedding not in shards.names:
+        return config
+    if held == {head} and _are_equal(shards, head, embedding):
+        return config
+    if not config.is_text_part:  # whose configuration often does not say: the default of its class is in its place
+        overruled("output head", f"tensor {head}", "`tie_word_embeddings` of config.json", True)
+    return replace(config, tie_word_embeddings=False)
+
+
+def _are_equal(shards: Tensors, *names: str) -> bool:
+    found = dict[str, Tensor]()
+    shards.load(names, found.__setitem__)
+    one, other = (found[name] for name in names)
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _require_layers(config: ModelConfig, names: Collection[str]) -> None:

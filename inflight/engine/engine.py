@@ -159,7 +159,7 @@ class Engine:
         config, vocab_size, max_length = self._config, self._runner.vocab_size, self._runner.max_length
         check_request(request, vocab_size, max_length, config.fairness == "client")
         check_beams(request, config, vocab_size, max_length)
-        check_portable(request, self._tokenizer is not None, config.prefix_reuse)
+        check_portable(request, self._tokenizer is not None, config.prefix_reuse, self._runner.has_head)
         check_guide(request, vocab_size, config.guided_decoding.max_guide_bytes)
         if self._runner.is_recurrent:
             check_beam_width(request.sampling.beam_width)

@@ -97,6 +97,7 @@ class ModelRunner:
         )
         loaded = load_model(outline, self.device)
         self._model = loaded.model
+        self.has_head = loaded.model.config.has_head
         prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
         self._native = native_model(self._model, self.device, config.cpu_step, threads, config.weights)

@@ -282,13 +282,15 @@ def every_token_is_banned() -> InvalidRequest:
     )
 
 
-def check_portable(request: Request, has_tokenizer: bool, keeps_blocks: bool) -> None:
-    """Check that the portable engine serves what a request asks for.
+def check_portable(request: Request, has_tokenizer: bool, keeps_blocks: bool, has_head: bool) -> None:
+    """Check that the portable engine, with its tokenizer, cache and model, serves what a request asks for.
 
     Raises:
         UnsupportedFeature: naming what it does not serve.
         InvalidRequest: there are stop strings, and no tokenizer to find them with.
     """
+    if not has_head and request.sampling.pooling is None:
+        raise UnsupportedFeature("this checkpoint has no output head (lm_head): it gives embeddings, and no text")
     if request.lora:
         raise UnsupportedFeature("lora_name is not supported by the portable engine")
     if request.retention and not keeps_blocks:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from inflight.errors import DeploymentError
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LARGEST_INDEX = 64 << 20

@@ -19,7 +19,7 @@ from inflight.export.stages import Progress, tracked
 from inflight.gguf.files import is_gguf
 from inflight.manifest import hash_file
 from inflight.settings.deployment import model_name
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 
 @dataclass(frozen=True)

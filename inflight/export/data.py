@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import DeploymentError, InvalidRequest
-from inflight.text.chat import ChatTemplate, parse_messages
+from inflight.text.chat import chat_template_of, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
 DEFAULT_DESCRIPTION = "Inflight's own questions and answers about LLM serving, in English: a stand-in for your data"
@@ -158,8 +158,7 @@ class RowEncoder:
     """Turns rows into token ids, conversations by the checkpoint's chat template."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        source = tokenizer.config.chat_template
-        self._template = ChatTemplate(source, tokenizer.config.special_tokens) if source else None
+        self._template = chat_template_of(tokenizer.config)
         self._tokenizer, self._max_length = tokenizer, max_length
 
     def encode(self, row: Row) -> Example:

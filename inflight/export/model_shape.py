@@ -11,7 +11,7 @@ from inflight.errors import DeploymentError
 from inflight.export.plan.precision import StoredWeights
 from inflight.gguf.checkpoint import open_gguf
 from inflight.gguf.files import is_gguf
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 
 def read_shape(directory: Path) -> ModelConfig:

@@ -23,7 +23,7 @@ from inflight.hub.store import StoredModel, find_entries, models_folder, remove_
 from inflight.hub.verdict import why_not_served
 from inflight.report.failures import missing, one_line_errors
 from inflight.report.table import print_table
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 _errors = Console(stderr=True, highlight=False)
 _PROMPT, _ANSWER = 1024, 256

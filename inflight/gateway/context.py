@@ -21,7 +21,7 @@ from inflight.gateway.readiness import Readiness
 from inflight.gateway.resuming import Engine, ResumingEngine, Resumption
 from inflight.settings.deployment import Deployment, model_name
 from inflight.settings.gateway import GatewaySettings
-from inflight.text.chat import ChatTemplate
+from inflight.text.chat import ChatTemplate, chat_template_of
 from inflight.text.embedding import EmbeddingFormat, read_embedding_format
 from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
@@ -109,7 +109,6 @@ def make_gateway(deployment: Deployment) -> Gateway:
     """
     settings, server = deployment.gateway, deployment.server
     tokenizer, metrics = Tokenizer.from_checkpoint(deployment.model), GatewayMetrics()
-    template, special = tokenizer.config.chat_template, tokenizer.config.special_tokens
     address = f"{nearest_of(server.host)}:{server.grpc_port}"
     readiness = Readiness(GrpcTransport(address, ENGINE, CONNECT_TIMEOUT_S), metrics)
     behind_tokens = ENGINE_INPUT["resumed_ids"].served(deployment.engine.kind)
@@ -121,7 +120,7 @@ def make_gateway(deployment: Deployment) -> Gateway:
         metrics,
         Load(settings.max_concurrent_requests),
         ApiKeys(settings.api_keys_file) if settings.api_keys_file else None,
-        ChatTemplate(template, special) if template else None,
+        chat_template_of(tokenizer.config),
         _chat_format(tokenizer, settings),
         ResumingEngine(EngineClient(address), readiness, metrics, resumption),
         _quality(deployment, metrics, tokenizer),

@@ -25,11 +25,15 @@ from inflight.gguf.names import Source, checkpoint_tensors
 from inflight.gguf.reader import GgufModel
 from inflight.gguf.tokenizer import described_files, tokenizer_files
 from inflight.gguf.types import FLOATS, QUANTIZED, SERVED, packed_together
+from inflight.precedence import overruled
 
 log = logging.getLogger(__name__)
 
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
-_OF_TEXT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+_OF_TEXT = (
+    "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
+    "chat_template.json", "additional_chat_templates/tool_use.jinja",
+)  # fmt: skip
 """What goes with ``tokenizer.json``."""
 _PART = re.compile(r"(?<=attn_)[qkv](?=\.weight)|(?<=ffn_)(gate|up)(?=(_exps|_shexp)?\.weight)")
 """What tells apart the tensors of one product: queries, keys and values; gates and what they are multiplied with."""
@@ -43,6 +47,7 @@ class GgufCheckpoint:
         Raises:
             DeploymentError: a file is missing or is not what it should be; it is named.
         """
+        log.info("reading %s", path.name)
         self.model = GgufModel(path)
         directory = self.model.path.parent
         self._text_directory = directory if (directory / _TOKENIZER).exists() else None
@@ -83,7 +88,7 @@ class GgufCheckpoint:
         if self._text_directory is not None:
             file = self._text_directory / name
             if name == _TOKENIZER:
-                log.info("%s is taken in place of what the model's file says of its tokenizer", file)
+                overruled("GGUF: tokenizer", str(file), self.model.path.name, "tokenizer.ggml.*")
             if (content := read_whole(file, largest)) is not None:
                 return content
         return json.dumps(self._text[name]).encode() if name in self._text else None

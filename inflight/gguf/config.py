@@ -17,6 +17,7 @@ from inflight.gguf.metadata import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LONG, ROP
 from inflight.gguf.names import shares_blocks
 from inflight.gguf.reader import GgufModel
 from inflight.gguf.types import FLOATS
+from inflight.precedence import overruled
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MOST_LAYERS, _MOST_EXPERTS, _LARGEST_HEAD = 1 << 12, 1 << 17, 1 << 12
@@ -42,7 +43,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
     layers = _layers(data, family)
     config: dict[str, Any] = {
         "architectures": [family.architecture],
-        "vocab_size": model.tensors[EMBEDDING].shape[0],
+        "vocab_size": _vocabulary(data),
         "hidden_size": hidden,
         "intermediate_size": data.count("feed_forward_length"),
         "num_hidden_layers": layers,
@@ -67,6 +68,17 @@ def read_config(model: GgufModel) -> dict[str, Any]:
     said = {name: value for name, value in config.items() if value is not None}
     # A file without a window has none, whatever window the architecture has where config.json says nothing.
     return {"sliding_window": None} | said
+
+
+def _vocabulary(data: Metadata) -> int:
+    """Return how many tokens the model has: the rows of its embedding."""
+    rows = data.model.tensors[EMBEDDING].shape[0]
+    tokens = data.model.metadata.get("tokenizer.ggml.tokens")
+    listed = len(tokens) if isinstance(tokens, list) else None
+    for place, said in ((f"`{data.key('vocab_size')}`", data.find("vocab_size")), ("`tokenizer.ggml.tokens`", listed)):
+        if said not in (None, rows):
+            overruled("GGUF: vocabulary", f"{rows} rows of {EMBEDDING}", place, said)
+    return rows
 
 
 def _head_dim(data: Metadata, default: int) -> int:

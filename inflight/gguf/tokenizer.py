@@ -7,6 +7,7 @@ the Rust library, the second as transformers converts SentencePiece's (``convert
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,9 @@ import numpy as np
 from inflight.errors import DeploymentError, nearest
 from inflight.gguf.metadata import Described
 from inflight.gguf.words import WORDS, Words
+from inflight.turn_ends import turn_ends
+
+log = logging.getLogger(__name__)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 """``tokenizer.ggml.token_type``; 6 is a byte's."""
@@ -25,13 +29,11 @@ _MOST_MERGED = 1 << 25
 """Characters of what merges make, each by itself. Mistral's 32,000 pieces come to 325,000, a hundredth of it."""
 _MARK = "▁"
 """SentencePiece's space."""
-_ENDS = (
-    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<|return|>", "<|call|>",
-    "<end_of_turn>",
-)  # fmt: skip
-"""Control tokens that end an answer, of published models; files name only one or two of a model's by number."""
-_HARMONY = {"<|return|>", "<|call|>"}
-"""Where both are there, ``<|end|>`` ends a message within an answer."""
+_TEMPLATE = "tokenizer.chat_template"
+_SAMPLING = {
+    "temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+"""The keys of ``general.sampling`` that are read, and what generation_config.json calls them."""
 _MAY_BE_NONE, _NO_TOKEN = ("padding", "unknown"), (-1, (1 << 32) - 1)
 """Special tokens that some files number so where the model has none."""
 _PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
@@ -90,16 +92,35 @@ class _Vocabulary:
         """The tokens that end an answer."""
         ends = {number for key in ("eos", "eot", "eom") if (number := self._token(key)) is not None}
         control = {token: at for at, token in enumerate(self.tokens) if self.types[at] in (_CONTROL, _USER_DEFINED)}
-        ends |= {control[token] for token in _ENDS if token in control}
-        return sorted(ends - ({control["<|end|>"]} if control.keys() >= {*_HARMONY, "<|end|>"} else set()))
+        inner = {control["<|end|>"]} - turn_ends(control) if "<|end|>" in control else set()
+        return sorted((ends | turn_ends(control)) - inner)
 
     @property
-    def template(self) -> str | None:
-        """The chat template; None: there is none."""
-        template = self._data.get("tokenizer.chat_template")
-        if template is not None and not isinstance(template, str):
-            raise DeploymentError(f"{self._of.path}: tokenizer.chat_template is {template!r:.200}; it must be a string")
-        return template
+    def templates(self) -> list[dict[str, str]]:
+        """The chat templates that are read, as tokenizer_config.json lists several."""
+        found = []
+        for name in ("default", "tool_use"):
+            key = _TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}"
+            if (template := self._data.get(key)) is None:
+                continue
+            if not isinstance(template, str):
+                raise DeploymentError(f"{self._of.path}: {key} is {template!r:.200}; it must be a string")
+            found.append({"name": name, "template": template})
+        return found
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """How the model's makers sample, as generation_config.json has it."""
+        found = dict[str, float]()
+        for key, name in _SAMPLING.items():
+            if (value := self._data.get(f"general.sampling.{key}")) is None:
+                continue
+            if type(value) not in (int, float) or not np.isfinite(value):
+                raise DeploymentError(
+                    f"{self._of.path}: general.sampling.{key} is {value!r:.200}; it must be a finite number"
+                )
+            found[name] = value
+        return found
 
     @property
     def scores(self) -> list[float]:
@@ -145,6 +166,7 @@ def tokenizer_files(model: Described) -> dict[str, dict[str, Any]]:
     """
     require_kind(model)
     vocabulary = _Vocabulary(model)
+    log.info("making a tokenizer of the %d tokens in the file", len(vocabulary.tokens))
     make = _byte_level if vocabulary.model == "gpt2" else _sentencepiece
     tokenizer = {"version": "1.0", "added_tokens": vocabulary.added, **make(vocabulary)}
     return {"tokenizer.json": tokenizer, **_described(vocabulary)}
@@ -161,9 +183,9 @@ def described_files(model: Described) -> dict[str, dict[str, Any]]:
 
 def _described(vocabulary: _Vocabulary) -> dict[str, dict[str, Any]]:
     config: dict[str, Any] = {f"{name}_token": token for name, token in vocabulary.special.items()}
-    if (template := vocabulary.template) is not None:
-        config["chat_template"] = template
-    generation: dict[str, Any] = {"eos_token_id": vocabulary.end_ids}
+    if templates := vocabulary.templates:
+        config["chat_template"] = templates
+    generation: dict[str, Any] = {"eos_token_id": vocabulary.end_ids, **vocabulary.sampling}
     if (pad := vocabulary.special.get("pad")) is not None:
         generation["pad_token_id"] = vocabulary.tokens.index(pad)
     return {"tokenizer_config.json": config, "generation_config.json": generation}

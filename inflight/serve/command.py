@@ -27,7 +27,9 @@ from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.installation import find_installation
+from inflight.serve.log import StageLog
 from inflight.serve.scratch import temporary_directory
+from inflight.serve.server import TritonServer
 from inflight.serve.service import Service
 from inflight.settings.deployment import FILE_NAME, Deployment, load_deployment
 from inflight.settings.door import DoorSettings
@@ -154,6 +156,42 @@ def _find_model(named: Path, typed: str) -> Path:
     return model_to_serve(typed, _console)
 
 
+class StartScreen:
+    """Shows a start as it happens: what the stages say, one line each, and the seconds beside a spinner.
+
+    Warnings come last, right before the line that says that the server is ready, or why it is not.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._status = console, console.status("starting")
+        self._began, self._log, self._warnings = time.monotonic(), StageLog(), list[str]()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start began."""
+        return time.monotonic() - self._began
+
+    def look(self, server: TritonServer) -> None:
+        """Show what is new."""
+        self._status.update(f"starting ({self.seconds:.1f} s)")
+        if not server.started:
+            return
+        for line in self._log.new_lines(server.log_path):
+            if line.level == "INFO" and not KV_CACHE_LINE.match(line.message):  # which comes with all that is ready
+                self._console.print(f"{self.seconds:6.1f} s  {line.message}", markup=False, soft_wrap=True)
+            elif line.level == "WARNING":
+                self._warnings.append(line.message)
+
+    def __enter__(self) -> StartScreen:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+        for warning in self._warnings:
+            self._console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
 class StopSignals:
     """The signals that ask `inflight serve` to stop, raised as KeyboardInterrupt, but not amid what must be done whole.
 
@@ -193,12 +231,12 @@ class StopSignals:
 
 
 def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals: StopSignals) -> None:
-    service, started = Service(directory, deployment, find_installation(triton), signals.held), time.monotonic()
+    service, screen = Service(directory, deployment, find_installation(triton), signals.held), StartScreen(_console)
     try:
-        with _console.status("starting") as status:
-            service.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
+        with screen:
+            service.start(lambda: screen.look(service.server))
         with signals.held():  # what is interrupted is printed once more with what comes next
-            _console.print(_banner(service, time.monotonic() - started), markup=False, soft_wrap=True)
+            _console.print(_banner(service, screen.seconds), markup=False, soft_wrap=True)
         service.keep_serving()
     except KeyboardInterrupt:
         signals.ignore()  # a second Ctrl-C must not interrupt the clean-up: nothing is left running

@@ -29,8 +29,6 @@ from inflight.settings.deployment import Deployment, model_name
 
 log = logging.getLogger(__name__)
 
-START_S = 60
-"""Seconds until the gateway must answer after its start."""
 _ENGINE_LOOKS = 50
 """How many times it is asked whether it has seen that the engine is ready, of a second each at most. Usually they take
 five seconds together; time alone is no measure, since it also passes where the machine stands still."""
@@ -144,18 +142,20 @@ class GatewayProcess(KeptProcess):
     def _watch_answers(self) -> str | None:
         """Ask it again and again until it ends; return what is wrong, if it has to be killed."""
         answered = asked = time.monotonic()
-        limit_s: float | None = START_S
+        limit_s: float | None = self._deployment.start_timeout_s
+        setting, starts = "server.start_timeout_s", True
         while self._goes_on():
             now = time.monotonic()
-            if limit_s is START_S or now - asked >= _PROBE_S:
+            if starts or now - asked >= _PROBE_S:
                 asked = now
                 bound(self.log_path)
                 self.is_up = self._answers()
                 if self.is_up:
                     answered, limit_s = now, self._deployment.server.hang_timeout_s
+                    setting, starts = "server.hang_timeout_s", False
                     self._has_answered()
             if limit_s is not None and now - answered >= limit_s:
-                return f"has not answered for {limit_s:g} s"
+                return f"has not answered for {limit_s:g} s ({setting})"
         return None
 
     def _spawn(self) -> None:

@@ -18,9 +18,12 @@ from inflight.addresses import read_directly
 from inflight.contract import ENSEMBLE
 
 REQUEST_ID = "inflight-serve-readiness"
-_REQUEST = {"id": REQUEST_ID, "text_input": "a", "max_tokens": 1}
-_BUSY, _FULL = 503, "queue size"
-"""The status of a full queue, which clients fill as soon as the port is open; and what each engine says of its own."""
+_REQUEST: dict[str, object] = {"id": REQUEST_ID, "text_input": "a", "max_tokens": 1}
+_EMBEDDING: dict[str, object] = {"id": REQUEST_ID, "text_input": "a", "pooling": "last"}
+"""Asked of a server that refuses to generate: a model without an output head has embeddings alone."""
+_REFUSED, _BUSY, _FULL = 400, 503, "queue size"
+"""The status of a request that cannot be served; that of a full queue, which clients fill as soon as the port is open;
+and what each engine says of its own."""
 _PAUSE_S = 0.1
 _LONGEST_REASON = 500
 _AFTERMATH_S = 2.0
@@ -51,16 +54,21 @@ def generate(url: str, timeout_s: float) -> str:
     A server that is busy is asked again. One whose queue is full to the end serves those that fill it.
     """
     deadline = time.monotonic() + timeout_s
-    body, headers = json.dumps(_REQUEST).encode(), {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/v2/models/{ENSEMBLE}/generate", body, headers)
+    url, headers = f"{url}/v2/models/{ENSEMBLE}/generate", {"content-type": "application/json"}
+    body, refused = _REQUEST, ""
     while True:
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         try:
             answer = json.loads(read_directly(request, max(0.1, deadline - time.monotonic())))
             return "" if "text_output" in answer else f"its answer has no text_output: {str(answer)[:_LONGEST_REASON]}"
         except HTTPError as error:
+            if error.code == _REFUSED and body is _REQUEST:
+                body, refused = _EMBEDDING, f"status {error.code}: {_reason(error)}"
+                continue
             if error.code != _BUSY or time.monotonic() + _PAUSE_S > deadline:
                 reason = _reason(error)
-                return "" if error.code == _BUSY and _FULL in reason else f"status {error.code}: {reason}"
+                busy = error.code == _BUSY and _FULL in reason
+                return "" if busy else refused or f"status {error.code}: {reason}"
         except TimeoutError:
             return f"no answer within {timeout_s:g} s"
         except (OSError, HTTPException, ValueError) as error:

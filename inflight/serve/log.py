@@ -1,13 +1,15 @@
-"""Reads from a server's log why it ended, keeps the log of a server that crashed, and bounds one that grows."""
+"""Reads from a server's log how its start goes and why it ended, keeps the log of one that crashed, and bounds it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from inflight.serve.vitals import End
 
@@ -50,6 +52,50 @@ _OF_A_START = [
     )
 ]
 """Lines of errors, each of which ends a start. The plainest come first."""
+
+
+_STAGE_LINE = re.compile(r"[-\d]+ [\d:,]+ (?P<level>[A-Z]+) inflight[\w.]*: (?P<message>.*)")
+"""What a stage logs as text, at the beginning of a line."""
+
+
+class StageLine(NamedTuple):
+    """What a stage has logged."""
+
+    level: str
+    """``INFO``, ``WARNING`` or another name of Python's levels."""
+    message: str
+
+
+class StageLog:
+    """Reads what the stages log, as it is written; Triton's own lines, and what was read before, are left out."""
+
+    def __init__(self) -> None:
+        self._log, self._read, self._rest = Path(), 0, ""
+        self._told = set[StageLine]()
+
+    def new_lines(self, log: Path) -> list[StageLine]:
+        """Return what was logged since the last call; from its beginning, where it is another log than then."""
+        if log != self._log:
+            self._log, self._read, self._rest = log, 0, ""
+        with log.open("rb") as file:
+            file.seek(self._read)
+            written = file.read()
+        self._read += len(written)
+        *lines, self._rest = (self._rest + written.decode(errors="replace")).split("\n")
+        found = [line for line in map(_stage_line, lines) if line is not None]
+        new = [line for line in dict.fromkeys(found) if line not in self._told]
+        self._told |= set(new)
+        return new
+
+
+def _stage_line(line: str) -> StageLine | None:
+    if match := _STAGE_LINE.match(line):
+        return StageLine(match["level"], match["message"])
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        entry = json.loads(line)
+        if entry["logger"].partition(".")[0] == "inflight":
+            return StageLine(entry["level"].upper(), str(entry["message"]))
+    return None
 
 
 def cause(log: Path, ready: int) -> str:

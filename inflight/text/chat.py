@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jinja2
 import jinja2.ext
@@ -22,6 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
+from inflight.text.checkpoint import TextConfig
 from inflight.text.messages import Message, check_messages
 from inflight.text.output.incremental_json import escape_surrogates
 
@@ -42,11 +43,17 @@ class _GenerationTag(jinja2.ext.Extension):
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None) -> None:
         """
+        Args:
+            source: the template.
+            special_tokens: the texts that it refers to, by name.
+            tool_use: the template for chats with tools; None: this one.
+
         Raises:
-            DeploymentError: the template is not valid Jinja.
+            DeploymentError: a template is not valid Jinja.
         """
+        self._with_tools = None if tool_use in (None, source) else ChatTemplate(tool_use, special_tokens)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
@@ -73,17 +80,17 @@ class ChatTemplate:
         self._fields = frozenset(re.findall(r"""[.'"](\w+)""", source))
 
     def uses(self, option: str) -> bool:
-        """Return whether the template's source has a variable of this name."""
-        return option in self._variables
+        """Return whether the template's source, or that for tools, has a variable of this name."""
+        return option in self._variables or (self._with_tools is not None and self._with_tools.uses(option))
 
     def reads(self, name: str) -> bool:
         """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
-        return name in self._fields
+        return name in self._fields or (self._with_tools is not None and self._with_tools.reads(name))
 
     @property
     def uses_tools(self) -> bool:
         """Whether the template shows the model the tools of a request."""
-        return "tools" not in self._unused
+        return "tools" not in (self._with_tools or self)._unused
 
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """Return the prompt for ``messages``; ``options`` are the template's own variables.
@@ -93,6 +100,8 @@ class ChatTemplate:
             UnsupportedFeature: there are tools or documents, and the template has no use of them.
         """
         options = options or {}
+        if options.get("tools") and self._with_tools is not None:
+            return self._with_tools.render(messages, options)
         for name in options:
             if name in self._unused and options[name]:
                 raise UnsupportedFeature(f"{name}: this model's chat template has no use of {name}")
@@ -104,11 +113,20 @@ class ChatTemplate:
     @cached_property
     def _dialect(self) -> _Dialect:
         """How the template takes calls: transformers' own form is an object of arguments and a content of None."""
-        for dialect in _DIALECTS:
-            with suppress(InvalidRequest):
-                if _PROBE in self._render([_in_dialect(message, dialect) for message in _PROBES], {}):
-                    return dialect
-        return _DIALECTS[0]
+        fitting = (one for one in _DIALECTS if self._shows(_probes(None), one, _CALLED))
+        dialect, both = next(fitting, _DIALECTS[0]), _probes(_SAID)
+        if self._shows(both, dialect, _CALLED, _SAID):
+            return dialect
+        if self._shows(both, apart := dialect._replace(beside_text="apart"), _CALLED, _SAID):
+            return apart
+        return dialect if self._shows(both, dialect, _CALLED) else dialect._replace(beside_text="refused")
+
+    def _shows(self, messages: list[Message], dialect: _Dialect, *texts: str) -> bool:
+        """Return whether a prompt for messages in a dialect has all of these texts."""
+        with suppress(InvalidRequest):
+            prompt = self._render(_in_dialect(messages, dialect), {})
+            return all(text in prompt for text in texts)
+        return False
 
     def _as_expected(self, messages: list[Message]) -> list[Message]:
         """Return messages in the dialect of this template."""
@@ -117,7 +135,7 @@ class ChatTemplate:
                 {**message, "role": "system"} if message.get("role") == "developer" else message for message in messages
             ]
         if any(message.get("tool_calls") for message in messages):
-            messages = [_in_dialect(message, self._dialect) for message in messages]
+            messages = _in_dialect(messages, self._dialect)
         return messages
 
     def _render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
@@ -137,35 +155,53 @@ class ChatTemplate:
         return prompt
 
 
+def chat_template_of(config: TextConfig) -> ChatTemplate | None:
+    """Return the chat template of a checkpoint; None: it is a base model's. Raises DeploymentError."""
+    if config.chat_template is None:
+        return None
+    return ChatTemplate(config.chat_template, config.special_tokens, config.tool_template)
+
+
 class _Dialect(NamedTuple):
     """How a template takes a message with calls."""
 
     arguments_as_text: bool
     content: str | None
     """Where the message has none."""
+    beside_text: Literal["together", "apart", "refused"] = "together"
+    """How a message with text and calls is shown: as it is; as two messages, where the template drops one of the two;
+    or not at all, where it drops the calls even so. A template that drops the text alone is taken as it is."""
 
 
 _DIALECTS = [_Dialect(False, None), _Dialect(False, ""), _Dialect(True, None), _Dialect(True, "")]
-_PROBE = "probe_of_calls"
-_PROBES: list[Message] = [
-    {"role": "user", "content": "a"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {"a": 1}}}],
-    },
-    {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": _PROBE},
-]
+_CALLED, _SAID = "probe_of_calls", "probe of text"
 
 
-def _in_dialect(message: Message, dialect: _Dialect) -> Message:
-    if not message.get("tool_calls"):
-        return message
-    calls = message["tool_calls"]
-    if dialect.arguments_as_text:
-        calls = [_call_with_text(call) for call in calls]
-    content = dialect.content if message["content"] is None else message["content"]
-    return {**message, "content": content, "tool_calls": calls}
+def _probes(content: str | None) -> list[Message]:
+    call = {"id": "call00000", "type": "function", "function": {"name": _CALLED, "arguments": {"a": 1}}}
+    return [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": _CALLED},
+    ]
+
+
+def _in_dialect(messages: list[Message], dialect: _Dialect) -> list[Message]:
+    made = list[Message]()
+    for message in messages:
+        if not (calls := message.get("tool_calls")):
+            made.append(message)
+            continue
+        said = message["content"] or None  # "" is no text: some templates take any string for one, and drop the calls
+        if said is not None and dialect.beside_text == "refused":
+            raise InvalidRequest("messages: the chat template drops the calls of a message that also has text")
+        if said is not None and dialect.beside_text == "apart":
+            made.append({name: value for name, value in message.items() if name != "tool_calls"})
+            said = None
+        if dialect.arguments_as_text:
+            calls = [_call_with_text(call) for call in calls]
+        made.append({**message, "content": dialect.content if said is None else said, "tool_calls": calls})
+    return made
 
 
 def _call_with_text(call: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,10 @@ from types import NoneType
 from typing import Any
 
 from inflight.errors import DeploymentError
-from inflight.gguf.checkpoint import open_gguf
-from inflight.gguf.files import LARGEST_FILE, is_gguf, read_whole
+from inflight.precedence import overruled
+from inflight.text.files import read_json
+from inflight.text.settled import CONFIG, GENERATION, TOKENIZER, end_ids, read_sampling_defaults, read_templates
 
-LARGEST_JSON = 8 << 20
-"""Bytes of a file of settings, which takes up to 30 times as much memory while it is read."""
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -27,29 +24,40 @@ class TextConfig:
     """The model's: the length of a row of logits. The tokenizer may know fewer tokens; its size is taken where
     ``config.json`` does not: the engine refuses a model that it does not know, by the architecture's name."""
     end_ids: frozenset[int]
-    """Tokens that end a generation, by the checkpoint's own generation defaults."""
+    """Tokens that end a generation: all that the checkpoint's files name."""
     pad_id: int | None
     special_tokens: Mapping[str, str]
     """``bos_token``, ``eos_token``, ...: the texts that chat templates refer to."""
     chat_template: str | None
-    """Jinja source; None for a base model."""
+    """Jinja source of the ``default`` template; None for a base model."""
     max_length: int | None = None
     """The longest sequence in tokens, by the model's own configuration; None: it does not say."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """How its makers sample, by ``generation_config.json``: temperature, top_p, top_k, min_p, repetition_penalty, as
-    far as it names them; with ``do_sample: false`` the temperature is 0. Only OpenAI's endpoints go by it."""
+    """How its makers sample: temperature, top_p, top_k, min_p, repetition_penalty, as far as it names them."""
     response_template: Mapping[str, Any] | None = None
     """How the model's output is to be read, where the tokenizer's settings say it (``text/output``)."""
+    tool_template: str | None = None
+    """Jinja source of the template ``tool_use``, which is taken where tools are given; None: there is none."""
+
+    @property
+    def templates(self) -> str:
+        """The sources of all chat templates; empty: there is none."""
+        return "\n".join(filter(None, dict.fromkeys((self.chat_template, self.tool_template))))
 
 
-def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
-    """Read the text side of the checkpoint in ``directory``; ``token_ids`` is its tokenizer's vocabulary.
+def load_text_config(directory: Path, token_ids: Mapping[str, int], special: Mapping[str, int]) -> TextConfig:
+    """Read the text side of the checkpoint in ``directory``.
+
+    Args:
+        directory: the checkpoint's, or a GGUF file.
+        token_ids: the vocabulary of its tokenizer.
+        special: the tokens of it that are special.
 
     Raises:
         DeploymentError: a file is missing or is not what it should be.
     """
     try:
-        return _read(directory, token_ids)
+        return _read(directory, token_ids, special)
     except OSError as error:
         raise DeploymentError(f"{directory}: cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -58,88 +66,86 @@ def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfi
         ) from error
 
 
-def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
-    model = read_json(directory / "config.json")
-    model = {**model, **(model.get("text_config") or {})}
-    generation = read_json(directory / "generation_config.json", optional=True)
-    tokenizer = read_json(directory / "tokenizer_config.json", optional=True)
-    special = read_json(directory / "special_tokens_map.json", optional=True) | tokenizer
-    given = {name: special[name] for name in _SPECIAL_TOKENS if special.get(name)}
-    tokens = {name: token if isinstance(token, str) else token["content"] for name, token in given.items()}
-    ends = generation.get("eos_token_id", model.get("eos_token_id"))
-    end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    if not end_ids and tokens.get("eos_token") in token_ids:
-        end_ids = frozenset({token_ids[tokens["eos_token"]]})
-    if not all(map(_is_id, end_ids)):
-        raise TypeError(f"eos_token_id is {ends!r}")
-    if not all(isinstance(token, str) for token in tokens.values()):
-        raise TypeError(f"special tokens are {tokens!r}")
-    pad_id = generation.get("pad_token_id", model.get("pad_token_id"))
-    if pad_id is None:
-        pad_id = token_ids.get(tokens.get("pad_token", ""), min(end_ids, default=None))
-    if pad_id is not None and not _is_id(pad_id):
-        raise TypeError(f"pad_token_id is {pad_id!r}")
+def _read(directory: Path, token_ids: Mapping[str, int], special: Mapping[str, int]) -> TextConfig:
+    outer = read_json(directory / CONFIG)
+    model = {**outer, **(outer.get("text_config") or {})}
+    generation = read_json(directory / GENERATION, optional=True)
+    tokenizer = read_json(directory / TOKENIZER, optional=True)
+    tokens = _special_tokens(directory, tokenizer)
     vocab_size, max_length = model.get("vocab_size"), model.get("max_position_embeddings")
     if type(max_length) not in (int, NoneType):
         raise TypeError(f"max_position_embeddings is {max_length!r}")
     if type(vocab_size) is not int:
         vocab_size = max(token_ids.values(), default=-1) + 1
-    template = tokenizer.get("chat_template")
-    if (source := read_file(directory / "chat_template.jinja")) is not None:
-        template = source.decode("utf-8")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if not isinstance(template, str | None):
-        raise TypeError(f"chat_template is {template!r}")
+    cut = tokenizer.get("model_max_length")
+    if type(cut) in (int, float) and max_length is not None and cut < max_length:
+        place = f"`model_max_length` of {TOKENIZER}"
+        overruled("longest sequence", f"`max_position_embeddings` {max_length}", place, cut)
+    ends = end_ids(
+        {
+            GENERATION: generation.get("eos_token_id"),
+            CONFIG: model.get("eos_token_id"),
+            f"text outside `text_config` of {CONFIG}": outer.get("eos_token_id"),
+            "`eos_token` of the tokenizer": token_ids.get(tokens.get("eos_token", "")),
+        },
+        vocab_size,
+        special,
+    )
+    pads = {
+        GENERATION: generation.get("pad_token_id"),
+        CONFIG: model.get("pad_token_id"),
+        "`pad_token` of the tokenizer": token_ids.get(tokens.get("pad_token", "")),
+    }
+    default, tool_use = read_templates(directory, tokenizer)
     response = tokenizer.get("response_template")
     if not isinstance(response, dict | None):
         raise TypeError(f"response_template is {response!r}")
-    defaults = _sampling_defaults(generation)
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length, defaults, response)
+    return TextConfig(
+        vocab_size,
+        ends,
+        _pad_id(pads, vocab_size, min(ends, default=None)),
+        tokens,
+        default,
+        max_length,
+        read_sampling_defaults(generation or None, model),
+        response,
+        tool_use,
+    )
 
 
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    given = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} is {value!r}")
-    if generation.get("do_sample") is False:
-        given["temperature"] = 0.0
-    return given
+def _special_tokens(directory: Path, tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens, by their names."""
+    older = read_json(directory / "special_tokens_map.json", optional=True)
+    places = [(TOKENIZER, tokenizer), ("special_tokens_map.json", older)]
+    if "added_tokens_decoder" not in tokenizer:
+        places.reverse()
+    tokens = dict[str, str]()
+    for name in _SPECIAL_TOKENS:
+        said = [(place, _text_of(file[name])) for place, file in places if file.get(name)]
+        for place, text in said[1:]:
+            if text != said[0][1]:
+                overruled("special tokens", f"`{name}` {said[0][1]!r} of {said[0][0]}", place, text)
+        tokens |= {name: said[0][1]} if said else {}
+    return tokens
 
 
-def _is_id(value: Any) -> bool:
-    """Return whether a value is one that a tensor of token ids can hold."""
-    return type(value) is int and -(2**31) <= value < 2**31
+def _text_of(token: Any) -> str:
+    text = token if isinstance(token, str) else token["content"]
+    if not isinstance(text, str):
+        raise TypeError(f"a special token is {token!r}")
+    return text
 
 
-def read_file(path: Path, largest: int = LARGEST_FILE) -> bytes | None:
-    """Return a checkpoint's file, or what a GGUF file, in place of its directory, says instead; None: there is none.
-
-    Raises:
-        DeploymentError: it cannot be read, or has more than ``largest`` bytes, or the GGUF file says what is not
-            supported.
-    """
-    if is_gguf(path.parent):
-        return open_gguf(path.parent).read(path.name, largest)
-    return read_whole(path, largest)
-
-
-def read_json(path: Path, optional: bool = False, largest: int = LARGEST_JSON) -> dict[str, Any]:
-    """Read a JSON object from ``path``, of ``largest`` bytes at most; {} if it is ``optional`` and missing.
-
-    Raises:
-        DeploymentError: in one line, naming the file.
-    """
-    content = read_file(path, largest)
-    if content is None:
-        if optional:
-            return {}
-        raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory or a GGUF file")
-    try:
-        value = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DeploymentError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise DeploymentError(f"{path}: a JSON object is expected")
-    return value
+def _pad_id(places: Mapping[str, Any], vocab_size: int, otherwise: int | None) -> int | None:
+    said = {place: value for place, value in places.items() if value is not None}
+    for place, value in said.items():
+        if type(value) is not int or not -(2**31) <= value < 2**31:
+            raise TypeError(f"pad_token_id of {place} is {value!r}")
+    known = {place: value for place, value in said.items() if 0 <= value < vocab_size}
+    if not known:
+        return otherwise
+    winner, chosen = next(iter(known.items()))
+    for place, value in known.items():
+        if value != chosen:
+            overruled("padding", f"{chosen} of {winner}", place, value)
+    return chosen

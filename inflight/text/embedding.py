@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from inflight.errors import DeploymentError
 from inflight.sampling import Pooling
-from inflight.text.checkpoint import LARGEST_JSON, read_file, read_json
+from inflight.text.files import LARGEST_JSON, read_file, read_json
 
 _MODES: Mapping[str, Pooling] = {
     "lasttoken": "last",

@@ -11,7 +11,7 @@ from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS, Tensor
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import Inputs, check_number, check_parameters, check_words
 from inflight.settings.deployment import LimitSettings
-from inflight.text.chat import ChatTemplate, parse_json, parse_messages
+from inflight.text.chat import chat_template_of, parse_json, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]
@@ -50,7 +50,7 @@ class Preprocessor:
         self._tokenizer = tokenizer
         self._limits = limits
         config = tokenizer.config
-        self._chat = ChatTemplate(config.chat_template, config.special_tokens) if config.chat_template else None
+        self._chat = chat_template_of(config)
 
     def preprocess(self, request: RawRequest) -> Arrays:
         """Return the request's output arrays.

@@ -8,6 +8,7 @@ the text of a stream equals its whole decoding.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -20,7 +21,12 @@ import tokenizers
 from inflight.errors import DeploymentError
 from inflight.gguf.checkpoint import open_gguf
 from inflight.gguf.files import is_gguf
-from inflight.text.checkpoint import TextConfig, load_text_config, read_file
+from inflight.precedence import overruled
+from inflight.text.checkpoint import TextConfig, load_text_config
+from inflight.text.files import read_file, read_json
+from inflight.text.settled import TOKENIZER
+
+log = logging.getLogger(__name__)
 
 
 class DecoderKind(Enum):
@@ -72,13 +78,25 @@ class Tokenizer:
                 f"{path}: missing; save the checkpoint's tokenizer in the fast format "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes it)"
             )
+        log.info("reading the tokenizer, of %.1f MiB", len(content) / 2**20)
         try:
             backend = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception
             raise DeploymentError(f"{path}: not a tokenizer: {error}") from None
-        tokenizer = cls(backend, load_text_config(directory, backend.get_vocab()))
+        special = {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+        tokenizer = cls(backend, load_text_config(directory, backend.get_vocab(), special))
+        tokenizer.compare_ends(read_json(directory / TOKENIZER, optional=True))
         _ = tokenizer.token_bytes  # an unsupported decoder stops the start, not the first request
         return tokenizer
+
+    def compare_ends(self, settings: Mapping[str, Any]) -> None:
+        """Log where ``tokenizer_config.json`` says of a text's beginning and end what ``tokenizer.json`` does not."""
+        added = self._backend.encode("", add_special_tokens=True).ids
+        for flag, token in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
+            said, id = settings.get(flag), self.token_id(self.config.special_tokens.get(token, ""))
+            if id is not None and isinstance(said, bool) and said != (id in added):
+                has = "adds" if id in added else "does not add"
+                overruled("beginning and end of a text", f"tokenizer.json, which {has} it", f"`{flag}`", said)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from inflight.errors import DeploymentError
 from inflight.settings.batching import TENSORRT_LLM_SEQUENCES
 from inflight.settings.deployment import Deployment
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 Sampler = Literal["torch", "trtllm"]
 """The sampler that draws the tokens."""

@@ -13,7 +13,7 @@ from inflight.engine.models.reading import architecture_name
 from inflight.errors import DeploymentError, InflightError
 from inflight.manifest import TENSORRT_LLM_IMAGE, TENSORRT_LLM_LINE
 from inflight.settings.deployment import Deployment
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.arguments import check_adapters, check_positions, llm_arguments, sizes_in_words
 from inflight.trtllm.engine import TrtLlmEngine

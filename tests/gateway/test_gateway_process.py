@@ -177,6 +177,8 @@ def test_there_is_none_where_it_is_off(tmp_path: Path) -> None:
 def test_the_banner_names_the_url_and_the_log(tmp_path: Path) -> None:
     with serving(tmp_path, gateway={"model_name": "org/name"}) as command:
         said = command.text()
+        phases = [line for line in said.partition("ready in ")[0].splitlines() if re.match(r" *\d+\.\d s  \w", line)]
+        assert any("reading the tokenizer" in line for line in phases), said
         assert f"  OpenAI   http://127.0.0.1:{command.port}/v1, log /" in said
         log = Path(said.partition("/v1, log ")[2].splitlines()[0])
         assert "the engine is ready" in log.read_text()

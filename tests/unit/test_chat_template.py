@@ -156,6 +156,38 @@ def test_chats_with_tools_are_rendered_in_each_dialect() -> None:
     assert gpt_oss == "<|start|>developerBe brief.to=functions.f<|channel|>analysis<|message|>hm<|end|>"
 
 
+@pytest.mark.parametrize("content", [None, "", "Let me look."])
+@pytest.mark.parametrize("template", [HERMES, DEEPSEEK], ids=["hermes", "deepseek"])
+def test_a_call_beside_any_content_is_shown_and_so_is_the_content(template: str, content: str | None) -> None:
+    messages = parse_messages(json.dumps([{"role": "assistant", "content": content, "tool_calls": [CALL]}]))
+    prompt = ChatTemplate(template, {}).render(messages)
+    assert '"a": "é"' in prompt
+    assert (content or "") in prompt
+    assert prompt == ChatTemplate(template, {}).render(messages), "the messages are not changed"
+
+
+def test_text_beside_calls_is_refused_where_the_template_would_drop_the_calls() -> None:
+    alternating = DEEPSEEK.replace(
+        "{%- for m in messages %}",
+        """{%- for m in messages %}{% if loop.previtem and
+        loop.previtem.role == m.role %}{{ raise_exception('roles must alternate') }}{% endif %}""",
+    )
+    template = ChatTemplate(alternating, {})
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert '"a": "é"' in template.render(parse_messages(json.dumps([call])))
+    with pytest.raises(InvalidRequest, match="the chat template drops the calls of a message that also has text"):
+        template.render(parse_messages(json.dumps([call | {"content": "Let me look."}])))
+
+
+def test_a_template_for_tools_is_taken_where_tools_are_given() -> None:
+    template = ChatTemplate("plain", {}, "{{ tools[0].function.name }}{{ more }}")
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.render(MESSAGES) == template.render(MESSAGES, {"tools": []}) == "plain"
+    assert template.render(MESSAGES, {"tools": [tool], "more": "!"}) == "f!"
+    assert template.uses_tools
+    assert template.uses("more")
+
+
 def test_tools_are_refused_where_the_template_has_no_use_of_them() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     assert not template.uses_tools

@@ -102,8 +102,14 @@ def test_what_is_no_answer_is_told(
 ) -> None:
     if answer and answer[0] == 503:  # a busy server is asked again; with this pause the first answer is also the last
         monkeypatch.setattr(module, "_PAUSE_S", 60)
-    server.answers = [answer, GOOD]
+    server.answers = [answer, *([answer] if answer and answer[0] == 400 else []), GOOD]
     assert generate(server.url, 60 if answer else 0.5) == error
+
+
+def test_a_model_without_a_head_is_ready_with_an_embedding(server: Server) -> None:
+    server.answers = [(400, {"error": "this checkpoint has no output head"}), GOOD]
+    assert generate(server.url, 60) == ""
+    assert server.asked[1][1] == {"id": REQUEST_ID, "text_input": "a", "pooling": "last"}
 
 
 def test_a_server_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

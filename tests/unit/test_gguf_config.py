@@ -17,7 +17,7 @@ from inflight.gguf.families import FAMILIES
 from inflight.gguf.types import SERVED
 from inflight.gguf.words import WORDS
 from inflight.resources import ROOT
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 SHAPE: dict[str, Any] = {
     "context_length": 64,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inflight.serve import log as log_module
-from inflight.serve.log import UNKNOWN, CrashWatch, cause, keep
+from inflight.serve.log import UNKNOWN, CrashWatch, StageLine, StageLog, cause, keep
 
 NOISE = """\
 W0101 00:00:00.000000 7 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
@@ -153,3 +153,23 @@ def test_a_long_log_begins_anew_and_is_read_on(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b""
     path.unlink()  # somebody has removed it: what writes it goes on
     assert not log_module.bound(path)
+
+
+def test_the_lines_of_the_stages_are_read_once_each_as_they_are_written(tmp_path: Path) -> None:
+    first, second = tmp_path / "triton.log", tmp_path / "another.log"
+    line = "2026-01-01 00:00:00,000 INFO inflight.text.tokenizer: reading the tokenizer\n"
+    entry = '{"time": "x", "level": "warning", "logger": "inflight.precedence", "message": "end ids: 1 counts"}\n'
+    first.write_text(NOISE + line + line + "2026-01-01 00:00:01,000 INFO uvicorn: up\n" + entry + '{"level": 1}\n[1]\n')
+    log = StageLog()
+    assert log.new_lines(first) == [
+        StageLine("INFO", "reading the tokenizer"),
+        StageLine("WARNING", "end ids: 1 counts"),
+    ]
+    with first.open("a") as file:
+        file.write(line + "2026-01-01 00:00:02,000 INFO inflight.engine.shards: load")
+        file.flush()
+        assert log.new_lines(first) == []
+        file.write("ing x\n")
+    assert log.new_lines(first) == [StageLine("INFO", "loading x")]
+    second.write_text(line + "2026-01-01 00:00:02,000 INFO inflight.engine.shards: loading y\n")
+    assert log.new_lines(second) == [StageLine("INFO", "loading y")], "of a server that starts again, what is new"

@@ -18,6 +18,8 @@ PURE = {"numpy", "pydantic", "yaml", "tokenizers", "jinja2", "regex"}
 LAYERS: dict[str, set[str]] = {
     # part of the package: the parts of the package that it may import
     "errors": set(),
+    "precedence": set(),
+    "turn_ends": set(),
     "addresses": set(),
     "clock": set(),
     "resources": set(),
@@ -26,14 +28,14 @@ LAYERS: dict[str, set[str]] = {
     "inputs": {"contract", "errors", "settings"},
     "metrics": {"contract"},
     "settings": {"errors", "gguf"},
-    "gguf": {"errors"},
+    "gguf": {"errors", "precedence", "turn_ends"},
     "machine": set(),
     "shared_counters": set(),
     "logs": {"errors", "settings"},
     "manifest": {"errors", "machine", "settings"},
     "compiled_engine": {"errors", "settings"},
-    "text": {"contract", "errors", "gguf", "inputs", "sampling", "settings"},
-    "engine": {"clock", "errors", "gguf", "metrics", "sampling", "settings", "text"},
+    "text": {"contract", "errors", "gguf", "inputs", "precedence", "sampling", "settings", "turn_ends"},
+    "engine": {"clock", "errors", "gguf", "metrics", "precedence", "sampling", "settings", "text"},
     "triton": {
         "clock",
         "contract",

@@ -41,7 +41,7 @@ def _checkpoint(directory: Path, **files: object) -> Path:
 )
 def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files: dict[str, object]) -> None:
     with pytest.raises(DeploymentError) as caught:
-        load_text_config(_checkpoint(tmp_path, **files), {})
+        load_text_config(_checkpoint(tmp_path, **files), {}, {})
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -49,7 +49,7 @@ def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files:
 def test_a_template_that_is_no_text_is_named_in_one_line(tmp_path: Path) -> None:
     (_checkpoint(tmp_path) / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(DeploymentError, match="chat template"):
-        load_text_config(tmp_path, {})
+        load_text_config(tmp_path, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_template_that_is_no_text_is_named_in_one_line(tmp_path: Path) -> None
 def test_a_file_that_cannot_be_read_is_named_in_one_line(name: str, text: str, tmp_path: Path) -> None:
     (_checkpoint(tmp_path) / f"{name}.json").write_text(text)
     with pytest.raises(DeploymentError, match=rf"/{name}\.json: ") as caught:
-        load_text_config(tmp_path, {})
+        load_text_config(tmp_path, {}, {})
     assert len(str(caught.value)) < 500
 
 
@@ -69,26 +69,32 @@ def test_a_device_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
     (_checkpoint(tmp_path) / "config.json").unlink()
     (tmp_path / "config.json").symlink_to("/dev/zero")
     with pytest.raises(DeploymentError, match="config.json: is no plain file; a file of at most"):
-        load_text_config(tmp_path, {})
+        load_text_config(tmp_path, {}, {})
 
 
 def test_a_text_config_of_null_is_none(tmp_path: Path) -> None:
-    assert load_text_config(_checkpoint(tmp_path, config={"text_config": None, "vocab_size": 7}), {}).vocab_size == 7
+    assert (
+        load_text_config(_checkpoint(tmp_path, config={"text_config": None, "vocab_size": 7}), {}, {}).vocab_size == 7
+    )
 
 
 @each_row(
     ("files", "end_ids"),
     [
-        ({"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [2, 3]}}, {2, 3}),
-        ({"config": {"eos_token_id": [1]}, "generation_config": {"eos_token_id": 2}}, {2}),
-        ({"config": {"eos_token_id": 1}, "tokenizer_config": {"eos_token": "</s>"}}, {1}),
-        ({"config": {"text_config": {"eos_token_id": 4}, "eos_token_id": 1}}, {4}),
+        ({"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [2, 3]}}, {1, 2, 3}),
+        ({"config": {"eos_token_id": [1]}, "generation_config": {"eos_token_id": 2}}, {1, 2}),
+        ({"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": None}}, {1}),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": 2}}, {2}),  # 4 is an ordinary token
+        ({"config": {"eos_token_id": 4}}, {4}),
+        ({"config": {"eos_token_id": -1}, "tokenizer_config": {"eos_token": "</s>"}}, {5}),
+        ({"config": {"eos_token_id": [1, 9]}}, {1}),  # beyond the vocabulary
+        ({"config": {"eos_token_id": 1}, "tokenizer_config": {"eos_token": "</s>"}}, {1, 5}),
+        ({"config": {"text_config": {"eos_token_id": 2}, "eos_token_id": 1}}, {1, 2}),
         ({"tokenizer_config": {"eos_token": "</s>"}}, {5}),
         ({"tokenizer_config": {"eos_token": {"content": "</s>"}}}, {5}),
         ({}, set()),
     ],
 )
-def test_end_ids_are_those_of_generation_config_then_config_then_the_eos_token(
-    tmp_path: Path, files: dict[str, object], end_ids: set[int]
-) -> None:
-    assert load_text_config(_checkpoint(tmp_path, **files), {"</s>": 5}).end_ids == end_ids
+def test_end_ids_are_those_of_all_files(tmp_path: Path, files: dict[str, object], end_ids: set[int]) -> None:
+    special = {"<s>": 1, "<pad>": 2, "<unk>": 3, "</s>": 5}
+    assert load_text_config(_checkpoint(tmp_path, **files), special, special).end_ids == end_ids

@@ -239,6 +239,10 @@ class ModelConfig:
     """Its weights, where transformers' code computes it."""
     published_as: str = ""
     """The first name in ``architectures`` of the checkpoint's ``config.json``."""
+    is_base: bool = False
+    """Whether it is published as a backbone (``Qwen3Model``), whose files need not have a head."""
+    has_head: bool = True
+    """Whether it has logits; a backbone alone gives embeddings."""
 
     @property
     def num_layers(self) -> int:

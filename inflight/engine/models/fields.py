@@ -75,6 +75,8 @@ class Fields:
         given = {name: value for name, value in data.items() if value is not None or name in _NULL_MEANS}
         self.data: Mapping[str, Any] = {**(defaults or {}), **given}
         """What is given or has a default."""
+        self.given_names = frozenset(name for name, value in data.items() if value is not None)
+        """What the file itself says."""
 
     def required(self, name: str, kind: Kind = SIZE) -> int:
         """Return an integer that must be there."""

@@ -13,6 +13,7 @@ _PREFIXES = (
     ("model.language_model.", "lm_head"),
     ("language_model.model.", "language_model.lm_head"),
     ("model.text_model.", "lm_head"),
+    ("", "lm_head"),
 )
 """What names of the backbone may begin with, the model's own first, and the head's name beside that."""
 OTHER_PARTS = re.compile(

@@ -42,9 +42,12 @@ from inflight.engine.models.layer_kinds import (
 from inflight.engine.models.rope_reading import read_rope
 from inflight.engine.models.yarn import yarn_sharpening
 from inflight.errors import DeploymentError, nearest
+from inflight.precedence import overruled
 
 CONDITIONAL = "ForConditionalGeneration"
 """The end of the names of architectures that also take images or sound; their text parts are served."""
+_BACKBONE, _CAUSAL = "Model", "ForCausalLM"
+"""The ends of the names of a model without its head, and with it."""
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """Recurrent layers have the first alone: transformers has it behind their convolution, too."""
 _UNSUPPORTED = {
@@ -64,7 +67,7 @@ def is_known(data: Mapping[str, Any]) -> bool:
     name, text = architecture_name(data), data.get("text_config")
     if name.endswith(CONDITIONAL) and isinstance(text, Mapping):
         return any(text.get("model_type") in row.text_types for row in ARCHITECTURES.values())
-    return name in ARCHITECTURES
+    return _with_head(name) in ARCHITECTURES
 
 
 def require_usual_files(data: Mapping[str, Any]) -> None:
@@ -83,6 +86,12 @@ def architecture_name(data: Mapping[str, Any]) -> str:
     """Return the first name in ``architectures`` of a ``config.json``."""
     names = data.get("architectures")
     return str(names[0] if isinstance(names, list) and names else names or "none")
+
+
+def _with_head(name: str) -> str:
+    """Return the name of the causal language model that a backbone belongs to; of all else, the name itself."""
+    whole = f"{name.removesuffix(_BACKBONE)}{_CAUSAL}"
+    return whole if name.endswith(_BACKBONE) and whole in ARCHITECTURES else name
 
 
 def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
@@ -126,6 +135,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         logit_softcap=fields.given("final_logit_softcapping", 0, AMOUNT) or None,
         gemma4=_gemma4(fields) if architecture.gemma4 else None,
         published_as=architecture_name(data),
+        is_base=architecture_name(data) != _with_head(architecture_name(data)),
     )
 
 
@@ -136,11 +146,16 @@ def stored_dtype(data: Mapping[str, Any]) -> str:
         DeploymentError: it is one that no weights are in.
     """
     text = data.get("text_config")
-    for part in (data, text if isinstance(text, Mapping) else {}):
-        for name in ("dtype", "torch_dtype"):
-            if part.get(name) is not None:
-                return str(checked(name, part[name], DTYPE))
-    return "float32"
+    said = [
+        (name, str(checked(name, part[name], DTYPE)))
+        for part in (data, text if isinstance(text, Mapping) else {})
+        for name in ("dtype", "torch_dtype")
+        if part.get(name) is not None
+    ]
+    for name, dtype in said[1:]:
+        if dtype != said[0][1]:
+            overruled("type of the weights", f"`{said[0][0]}` {said[0][1]}", f"another `{name}`", dtype)
+    return said[0][1] if said else "float32"
 
 
 def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -157,18 +172,35 @@ def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
             f"config.json: the text part of {name} is of model_type {kind!r}, which is not supported; supported: "
             f"{', '.join(known)}"
         )
-    if name not in ARCHITECTURES:
+    if _with_head(name) not in ARCHITECTURES:
         raise DeploymentError(
             f"config.json: architecture {name} is not supported; supported: {', '.join(ARCHITECTURES)}"
             f"{nearest(name, list(ARCHITECTURES))}"
         )
-    return name, data
+    return _by_model_type(_with_head(name), data), data
+
+
+def _by_model_type(name: str, data: Mapping[str, Any]) -> str:
+    """Return the architecture of the ``model_type``, where that is another one that is known than ``name``."""
+    kind = data.get("model_type")
+    if not isinstance(kind, str):
+        return name
+    named = {_squeezed(one.removesuffix(_CAUSAL)): one for one in ARCHITECTURES}
+    meant = named.get(_squeezed(kind).removesuffix("text"))
+    if meant in (None, name):
+        return name
+    overruled("architecture", f"`model_type` {kind!r}", "`architectures`", data.get("architectures"))
+    return meant
+
+
+def _squeezed(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ...]:
     kinds = layer_kinds(architecture, fields)
     rotated = rotated_layers(architecture, fields, len(kinds))
-    layers = []
+    layers, attentions = list[LayerConfig](), dict[tuple[str, bool], AttentionConfig]()
     for index, kind in enumerate(kinds):
         experts = architecture.experts(fields, index) if architecture.experts else None
         has_both = experts is None or architecture.gemma4
@@ -176,7 +208,10 @@ def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ..
         if kind == RECURRENT:
             layers.append(LayerConfig(None, size, experts, _gated_delta_net(architecture, fields)))
         else:
-            layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
+            alike = kind, rotated[index]
+            if alike not in attentions:
+                attentions[alike] = _attention(architecture, fields, *alike)
+            layers.append(LayerConfig(attentions[alike], size, experts))
     check_experts([layer.experts for layer in layers if layer.experts is not None])
     if all(layer.attention is None for layer in layers):
         raise DeploymentError("config.json: no layer has attention; that is not supported")

@@ -9,6 +9,7 @@ from inflight.engine.models.architectures import Architecture
 from inflight.engine.models.fields import AMOUNT, COUNT, FACTORS, FLAG, NUMBER, Fields, given
 from inflight.engine.models.layer_kinds import SLIDING
 from inflight.errors import DeploymentError
+from inflight.precedence import overruled
 
 _OF_ROPE = {
     "factor": NUMBER,
@@ -44,6 +45,8 @@ def read_rope(architecture: Architecture, fields: Fields, kind: str, head_dim: i
     if wrong := [one for one in spellings if not isinstance(one, Mapping)]:
         raise DeploymentError(f"config.json: the parameters of RoPE are {wrong[0]!r}; an object is expected")
     parameters: Mapping[str, Any] = next(filter(None, spellings), {})
+    if spellings and parameters != spellings[-1] and "rope_parameters" in fields.given_names:
+        overruled("rotary embedding", "`rope_scaling`", "`rope_parameters`", spellings[1])
     of_kinds = architecture.sliding_rope != "shared" or isinstance(parameters.get(kind), Mapping)
     if isinstance(parameters.get(kind), Mapping):
         parameters = parameters[kind]
@@ -52,17 +55,23 @@ def read_rope(architecture: Architecture, fields: Fields, kind: str, head_dim: i
     elif kind == SLIDING and architecture.sliding_rope == "plain":
         parameters = {"rope_theta": parameters.get("rope_theta")}
     rope = {name: value for name, value in parameters.items() if value is not None and name in _KNOWN}
-    rope["rope_theta"] = given(rope, "rope_theta", given(data, "rope_theta", 10_000.0, NUMBER), NUMBER)
+    beside = given(data, "rope_theta", None, NUMBER)
+    rope["rope_theta"] = given(rope, "rope_theta", 10_000.0 if beside is None else beside, NUMBER)
+    if beside not in (None, rope["rope_theta"]) and kind != SLIDING and "rope_theta" in fields.given_names:
+        overruled("base of the rotary embedding", f"{rope['rope_theta']}", "`rope_theta` outside", beside)
     older = rope.pop("type", "default")
-    rope.setdefault("rope_type", older)
+    if older not in ("default", rope.setdefault("rope_type", older)):
+        overruled("type of the rotary embedding", f"`rope_type` {rope['rope_type']!r}", "`type`", older)
     if rope["rope_type"] in architecture.longrope_types:
         rope["rope_type"] = "longrope"
     if rope["rope_type"] == "mrope":  # text has the same position in each of its three parts
         rope["rope_type"] = "default"
     if rope["rope_type"] in _OF_A_LENGTH:
-        beside = None if of_kinds else data.get(_LENGTH)  # it wins over the one within, unless kinds have their own
+        outside = None if of_kinds else data.get(_LENGTH)  # it wins over the one within, unless kinds have their own
+        if outside not in (None, rope.get(_LENGTH, outside)) and _LENGTH in fields.given_names:
+            overruled("length before scaling", f"{outside}", f"`{_LENGTH}` within", rope[_LENGTH])
         within = rope.get(_LENGTH, fields.required("max_position_embeddings", COUNT))
-        rope[_LENGTH] = within if beside is None else beside
+        rope[_LENGTH] = within if outside is None else outside
     for name, kind_of in _OF_ROPE.items():
         value = given(rope, name, None, kind_of)
         if type(value) is int:

@@ -151,7 +151,7 @@ def load_library() -> ctypes.CDLL:
         OSError: it cannot be loaded.
     """
     if not LIBRARY.is_file():
-        raise NativeError("the native step was not built")
+        raise NativeError("the native step was not built; install a C++ compiler and then Inflight once more")
     library = ctypes.CDLL(str(LIBRARY))
     if library.inflight_abi() != ABI:
         raise NativeError(f"{LIBRARY} has version {library.inflight_abi()} of the interface; {ABI} is expected")

@@ -24,7 +24,7 @@ from inflight.export.quantize.config_file import NAME, has_older_rope, with_olde
 from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
 from inflight.settings.deployment import Deployment, QualitySettings, read_settings, validate
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 from inflight.trtllm.arguments import check_positions
 from inflight.trtllm.models import why_unlisted
 

@@ -15,7 +15,7 @@ from typing import Literal
 from inflight.errors import DeploymentError
 from inflight.export.compile.run import Command
 from inflight.settings.speculation import SpeculationSettings, draft_length, draft_tree
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 Flow = Literal["pytorch", "tensorrt"]
 EXAMPLES = Path("/app/examples")

@@ -28,7 +28,7 @@ from inflight.gguf.files import whole_path
 from inflight.report.failures import one_line_errors
 from inflight.report.provenance import provenance
 from inflight.resources import bundled
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 _errors = Console(stderr=True, highlight=False)
 _load = partial(typer.Option, rich_help_panel="Load and objectives")

@@ -31,7 +31,7 @@ from inflight.errors import DeploymentError
 from inflight.export.plan.precision import PRECISIONS, Precision, StoredWeights
 from inflight.export.plan.shape import Linear, linears
 from inflight.export.quantize.modelopt import SCHEMES, fused_group
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 
 TENSORS = (
     "weight", "weight_scale", "weight_scale_inv", "activation_scale", "qweight", "scales", "qzeros", "g_idx",

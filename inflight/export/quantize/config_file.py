@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inflight.text.checkpoint import read_json
+from inflight.text.files import read_json
 from inflight.trtllm.arguments import misread
 
 NAME = "config.json"

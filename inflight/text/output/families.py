@@ -240,7 +240,7 @@ class DeepSeekFormat(SectionFormat):
 
     def grammar(self, calls: Asked) -> Guide:
         """Return the grammar of the form that the chat template writes."""
-        fenced = "```json" in (self._tokenizer.config.chat_template or "")
+        fenced = "```json" in self._tokenizer.config.templates
         separator, end = self.word(self._separator), self.word(self._end)
         if fenced:
             bodies = [

@@ -71,7 +71,7 @@ def find_chat_format(tokenizer: Tokenizer, override: str | None = None) -> ChatF
 
 
 def _by_template(tokenizer: Tokenizer) -> ChatFormat:
-    template = tokenizer.config.chat_template or ""
+    template = tokenizer.config.templates
     for sign, make in _SIGNS:
         if sign in template:
             return make(tokenizer)

@@ -70,7 +70,7 @@ class SectionFormat(ChatFormat):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         close = self.thinking[1]
-        self.has_reasoning = tokenizer.token_id(close) is not None or close in (tokenizer.config.chat_template or "")
+        self.has_reasoning = tokenizer.token_id(close) is not None or close in tokenizer.config.templates
         words = (*self.starts, *self.inner, *self.thinking)
         self._special = {word: token for word, token in tokenizer.special_tokens.items() if word in words}
 

@@ -139,7 +139,7 @@ def write_gguf(
     architecture = _ARCHITECTURE[config["architectures"][0]]
     writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     _add_config(writer, config, architecture)
-    (add_tokenizer or _add_tokens)(writer, config["vocab_size"])
+    (add_tokenizer or add_tokens)(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(
         next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture), config["num_hidden_layers"]
     )
@@ -235,7 +235,7 @@ _MIDDLE = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 """How many times its scale a block's minimum is, so that weights are about zero."""
 
 
-def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
+def add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
     """Add a tokenizer of single characters, of which the first is padding."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

@@ -14,7 +14,8 @@ from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.readers import awq, compressed_tensors, fp8, gguf, gptq, modelopt, mxfp4
 from inflight.errors import DeploymentError
 from inflight.gguf.files import is_gguf
-from inflight.text.checkpoint import read_json
+from inflight.precedence import overruled
+from inflight.text.files import read_json
 
 Reader = Callable[[Mapping[str, Any], frozenset[str]], Quantization]
 READERS: dict[str, Reader] = {
@@ -48,4 +49,8 @@ def load_quantization(directory: Path, names: frozenset[str]) -> Quantization | 
     own = read_json(directory / modelopt.FILE_NAME, optional=True)
     if own and (foreign is None or foreign["quant_method"] == "modelopt"):
         return modelopt.read_own(own)
+    if own:
+        overruled(
+            "quantization", f"`quant_method` {method!r} of config.json", modelopt.FILE_NAME, own.get("quantization")
+        )
     return None if foreign is None else READERS[foreign["quant_method"]](foreign, names)

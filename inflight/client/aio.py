@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 from inflight.client.answer import Chunk, Collector, Completion, Health, read_chunk
@@ -128,6 +128,8 @@ class ServedModel:
     """Tokens of prompt and answer together; None: the engine has no limit."""
     default_max_tokens: int
     """The limit of an answer whose request sets none."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """How the model's makers sample: temperature, top_p, top_k, min_p, repetition_penalty, as far as they say."""
 
 
 class AsyncStream:

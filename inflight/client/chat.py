@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -32,6 +32,10 @@ KEYS = {
     "Ctrl-C": "ends an answer",
 }
 _COMMAND = re.compile(r"/\w*")
+_CHOOSING = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""Options that say how tokens are chosen."""
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Options that a model may have defaults for."""
 
 
 @dataclass
@@ -49,6 +53,13 @@ class Chat:
     columns: Callable[[], int] | None = None
     """Returns the width that answers are wrapped at; None: they are not."""
     turns: list[dict[str, Any]] = field(default_factory=list)
+
+    def sample_as(self, served: ServedModel | None) -> None:
+        """Sample as the model's makers do, where no option says how; the gateway does the same."""
+        given = (getattr(self.options, name) for name in _CHOOSING)
+        if served is not None and all(value is None for value in given):
+            known = {name: value for name, value in served.sampling_defaults.items() if name in _DEFAULTS}
+            self.options = replace(self.options, **known)  # type: ignore[arg-type]
 
     def greet(self, served: ServedModel | None) -> None:
         """Say what is at the other end, and how to leave."""

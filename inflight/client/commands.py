@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from inflight.client.aio import AsyncClient, AsyncHttpClient
+from inflight.client.aio import AsyncClient, AsyncHttpClient, ServedModel
 from inflight.client.answer import Completion
 from inflight.client.request import GenerateOptions
 from inflight.client.retry import Retry
@@ -77,7 +77,9 @@ def chat(
             conversation = Chat(client, options, system, sys.stdout, notes, columns)
             with notes.status("waiting for the server"):
                 client.check(_LOADING_S)
-            good = _talk(conversation, client) if sys.stdin.isatty() else _answer_input(conversation)
+            served = client.served_model()
+            conversation.sample_as(served)
+            good = _talk(conversation, served) if sys.stdin.isatty() else _answer_input(conversation)
     except (InflightError, OSError) as error:
         _print_error(notes, error)
         good = False
@@ -90,12 +92,12 @@ def _columns() -> int:
     return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_COLUMNS
 
 
-def _talk(conversation: Chat, client: Client | HttpClient) -> bool:
+def _talk(conversation: Chat, served: ServedModel | None) -> bool:
     """Answer messages until the user leaves."""
     from inflight.client.keyboard import QUOTES, Keyboard
 
     keyboard = Keyboard()
-    conversation.greet(client.served_model())
+    conversation.greet(served)
     while True:
         try:
             message = keyboard.read()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,6 +84,8 @@ class ModelFacts:
     """Tokens of prompt and output together; None: the engine has no limit."""
     default_max_tokens: int
     """``max_tokens`` of a request that does not set it."""
+    sampling_defaults: Mapping[str, float]
+    """How the checkpoint's makers sample; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

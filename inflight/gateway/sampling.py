@@ -30,13 +30,16 @@ _TRACE_VALUE = re.compile(r"[ -~]{1,512}", re.ASCII)
 def sampling_arguments(fields: Fields, gateway: Gateway) -> dict[str, Any]:
     """Return the arguments of ``GenerateRequest`` that say how tokens are chosen and what ends them.
 
-    A field that the request has not goes by the checkpoint's generation_config.json, and then by OpenAI's default.
+    A field that the request has not goes by the checkpoint's own defaults, and then by OpenAI's. Where neither says how
+    to choose tokens, the likeliest one is taken, as over KServe: most small models talk nonsense at a temperature of 1.
 
     Raises:
         ApiError: 400, naming the field.
     """
     defaults, vocab_size = gateway.tokenizer.config.sampling_defaults, gateway.tokenizer.config.vocab_size
     get = {name: fields.get(name, defaults.get(name, value)) for name, value in _NEUTRAL.items()}
+    if not any(name in fields or name in defaults for name in _CHOOSING) and fields.get("n", 1) == 1:
+        get["temperature"] = 0.0
     arguments: dict[str, Any] = get | {
         "top_p": get["top_p"] or _SMALLEST_TOP_P,
         "top_k": max(0, int(get["top_k"])),
@@ -50,6 +53,10 @@ def sampling_arguments(fields: Fields, gateway: Gateway) -> dict[str, Any]:
     stops = _tokens(fields, "stop_token_ids", vocab_size)
     arguments["end_ids"] += [one for one in stops if one not in arguments["end_ids"]]
     return arguments
+
+
+_CHOOSING = ("temperature", "top_p", "top_k", "min_p", "seed")
+"""Whoever names one of these, or asks for several answers, wants them drawn."""
 
 
 def wants_stream(fields: Fields) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -30,9 +31,21 @@ PERIOD_S = 0.1
 class DebugSnapshots:
     """Answers the ``inspect`` requests to one engine."""
 
-    def __init__(self, deployment: Deployment, engine: SteppedEngine, loop: EngineLoop) -> None:
-        """The thread of ``loop`` takes snapshots of ``engine``; ``deployment`` says whether that is allowed."""
-        self._deployment = deployment
+    def __init__(
+        self,
+        deployment: Deployment,
+        engine: SteppedEngine,
+        loop: EngineLoop,
+        sampling_defaults: Mapping[str, float],
+    ) -> None:
+        """
+        Args:
+            deployment: says whether snapshots are allowed, and the facts that they name.
+            engine: the thread of ``loop`` takes snapshots of it.
+            loop: see there.
+            sampling_defaults: of the checkpoint (``TextConfig``), which clients of chats go by.
+        """
+        self._deployment, self._sampling_defaults = deployment, sampling_defaults
         self._engine = engine
         self._loop = loop
         self._askers: list[Sender] = []
@@ -106,6 +119,6 @@ class DebugSnapshots:
         self._loop.between_steps(take)
         settings = self._deployment
         name, longest = model_name(settings.model), self._engine.max_sequence_length
-        model = ModelFacts(name, longest, settings.limits.default_max_tokens)
+        model = ModelFacts(name, longest, settings.limits.default_max_tokens, self._sampling_defaults)
         queue = settings.batching.max_queue_size
         return replace(taken.result(), engine=settings.engine.kind, max_queue_size=queue, model=model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from inflight.triton.send_limiter import ANSWERED, SendLimiter
 from inflight.triton.streams import ResponseStreams, Sender
 from inflight.triton.tracing.stages import RequestTraces, make_tracer
 
+log = logging.getLogger(__name__)
+
 _KNOWN = [tensor.name for tensor in ENGINE_INPUTS]
 
 
@@ -39,6 +42,11 @@ class EngineStage:
         with metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(self._deployment.model)
         self._vocab_size = tokenizer.config.vocab_size
+        if defaults := tokenizer.config.sampling_defaults:
+            named = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+            log.info(
+                "chats that do not say how to sample: %s, by the checkpoint; requests over KServe are greedy", named
+            )
         engine: SteppedEngine = self.make_engine(self._deployment, tokenizer)
         metrics.startup |= engine.stats.start_phases
         self._streams = ResponseStreams(metrics, self._decoupled)
@@ -48,7 +56,7 @@ class EngineStage:
         self._loop = EngineLoop(engine, self._streams.deliver, queue, self._pulse.in_call)
         self._answered = SharedCounter.create(ANSWERED)
         self._streams.start(self._loop, SendLimiter(self._answered))
-        self._snapshots = DebugSnapshots(self._deployment, engine, self._loop)
+        self._snapshots = DebugSnapshots(self._deployment, engine, self._loop, tokenizer.config.sampling_defaults)
         self._tracer = make_tracer(self._deployment)
         self._traces = RequestTraces(self._deployment, self._tracer)
 

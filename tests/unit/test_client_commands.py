@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from inflight.client import Client, Completion, GenerateOptions, Usage
+from inflight.client.aio import ServedModel
 from inflight.client.chat import Chat, summary
 from inflight.client.commands import Result, _write, chat, generate
 from inflight.serve.server import free_ports
@@ -160,6 +161,17 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_was_seen(fake: FakeServer) -> 
     assert fake.cancelled.wait(30)
     assert "cancelled" in notes.getvalue()
     assert conversation.turns[1]["content"] == "".join(PIECES[:2])
+
+
+def test_a_chat_samples_as_the_models_makers_do_unless_it_is_told_how(fake: FakeServer) -> None:
+    served = ServedModel("x", None, 256, {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "later": 1})
+    with Client(f"127.0.0.1:{fake.grpc_port}") as client:
+        for told in (GenerateOptions(max_tokens=4), GenerateOptions(seed=1), GenerateOptions(temperature=0)):
+            conversation = Chat(client, told, "", io.StringIO(), Console(file=io.StringIO()))
+            conversation.sample_as(served)
+            made = GenerateOptions(max_tokens=4, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+            assert conversation.options == (made if told.max_tokens else told)
+            conversation.sample_as(None)
 
 
 def test_slash_commands(fake: FakeServer) -> None:

@@ -51,7 +51,7 @@ class Engine:
 
 
 def snapshots(engine: Engine) -> DebugSnapshots:
-    return DebugSnapshots(DEPLOYMENT, engine, engine)
+    return DebugSnapshots(DEPLOYMENT, engine, engine, {"temperature": 0.6})
 
 
 def test_who_asks_at_once_shares_a_look() -> None:

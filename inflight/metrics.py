@@ -260,7 +260,7 @@ GATEWAY = (
         buckets=SECONDS,
     ),
     _gateway("output_tokens_total", "Tokens of answers, by the engine's own count", labels={"route": ()}),
-    _gateway("ignored_fields_total", "Unknown fields of requests, which had no effect", labels={"field": ()}),
+    _gateway("ignored_fields_total", "Fields of requests that had no effect", labels={"field": ()}),
     _gateway(
         "resumed_total",
         "Breaks of the engine under a request, by what came of it: resumed behind its tokens or repeated from its "

@@ -15,6 +15,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.counting import counted
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT_READER
+from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.tools import read_tools
 
@@ -63,13 +64,32 @@ class FieldNames:
         )
 
 
-def job_of(request: Request, gateway: Gateway, chat: Mapping[str, Any], names: FieldNames, *, stream: bool) -> Job:
+def fields_of(gateway: Gateway, chat: Mapping[str, Any], names: FieldNames, ignored: Sequence[str]) -> Fields:
+    """Return the fields of a chat that another API's request asks for, with the other API's names of what is ignored.
+
+    Args:
+        gateway: knows the deployment.
+        chat: the body of the chat completion.
+        names: the fields' names in the other API.
+        ignored: what is left out of the request itself.
+
+    Raises:
+        ApiError: naming the request's own field.
+    """
+    try:
+        fields = gateway.read(CHAT_READER, chat)
+    except ApiError as error:
+        raise names.told(error) from None
+    return replace(fields, ignored=(*ignored, *map(names.path, fields.ignored)))
+
+
+def job_of(request: Request, gateway: Gateway, fields: Fields, names: FieldNames, *, stream: bool) -> Job:
     """Return the job of a chat that another API's request asks for.
 
     Args:
         request: whose it is.
         gateway: knows the deployment.
-        chat: the body of the chat completion.
+        fields: of the chat completion.
         names: the fields' names in the other API.
         stream: whether the engine sends tokens as they come.
 
@@ -77,19 +97,18 @@ def job_of(request: Request, gateway: Gateway, chat: Mapping[str, Any], names: F
         ApiError: naming the request's own field.
     """
     try:
-        return chat_job(request, CHAT_READER.read(chat), gateway, stream=stream)
+        return chat_job(request, fields, gateway, stream=stream)
     except ApiError as error:
         raise names.told(error) from None
 
 
-def prompt_tokens_of(gateway: Gateway, chat: Mapping[str, Any], names: FieldNames) -> int:
+def prompt_tokens_of(gateway: Gateway, fields: Fields, names: FieldNames) -> int:
     """Return how many tokens the prompt of a chat has, however long it is.
 
     Raises:
         ApiError: naming the request's own field.
     """
     try:
-        fields = CHAT_READER.read(chat)
         tools, _ = read_tools(fields)
         _, ids = chat_prompt(fields, gateway, tools)
     except ApiError as error:

@@ -35,10 +35,9 @@ async def chat_completions(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
-        fields = CHAT_READER.read(body, strict=gateway.settings.strict_fields, spared=gateway.template_reads)
-        model = gateway.check_model(fields["model"])
+        fields = gateway.read(CHAT_READER, body)
         job = chat_job(request, fields, gateway, stream=wants_stream(fields))
-        return fields, job, ChatAnswer(fields, gateway, model, job)
+        return fields, job, ChatAnswer(fields, gateway, job)
 
     fields, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(fields.ignored)
@@ -52,13 +51,13 @@ async def chat_completions(request: Request) -> Response:
 class ChatAnswer:
     """Writes the answer to one request."""
 
-    def __init__(self, fields: Fields, gateway: Gateway, model: str, job: Job) -> None:
+    def __init__(self, fields: Fields, gateway: Gateway, job: Job) -> None:
         self._fields, self._job = fields, job
         given = fields.either("request_id", "rid")
         self._head = {
             "id": f"chatcmpl-{given or secrets.token_hex(16)}",
             "created": int(time.time()),
-            "model": model,
+            "model": fields["model"],
         }
         self._names = TokenNames(gateway.tokenizer, as_ids=fields.get("return_tokens_as_token_ids", False))
         self._log_probs = job.request.log_probs

@@ -15,6 +15,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
+from inflight.gateway.hints import TEMPLATE_HINTS, hint_variables
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, sampling_arguments
@@ -140,11 +141,11 @@ def _template_options(
         if not template.uses("documents"):
             raise unsupported("documents", "documents: this checkpoint's chat template does not use them")
         options["documents"] = fields["documents"]
-    if "reasoning_effort" in fields:
-        for name, value in _reasoning_effort(fields["reasoning_effort"], template, gateway).items():
+    for hint in (one for one in TEMPLATE_HINTS if one in fields):
+        for name, value in (hint_variables(hint, fields[hint], template, gateway.chat_format) or {}).items():
             if not same(options.setdefault(name, value), value):
                 path = f"chat_template_kwargs.{name}"
-                raise invalid(f"{path} and reasoning_effort contradict each other; give one of them", path)
+                raise invalid(f"{path} and {hint} contradict each other; give one of them", path)
     return options
 
 
@@ -156,18 +157,6 @@ def _given_options(fields: Fields) -> dict[str, Any]:
             path = f"chat_template_kwargs.{name}"
             raise invalid(f"{path} is not an option; use the field {name}", path)
     return options
-
-
-def _reasoning_effort(effort: str, template: ChatTemplate, gateway: Gateway) -> dict[str, Any]:
-    """Return the template's variables that a level of reasoning sets; ``none`` switches thinking off where it can."""
-    options: dict[str, Any] = {"reasoning_effort": effort} if template.uses("reasoning_effort") else {}
-    if effort == "none" and template.uses("enable_thinking"):
-        options["enable_thinking"] = False
-    if options or (effort == "none" and not gateway.chat_format.has_reasoning):
-        return options
-    raise unsupported(
-        "reasoning_effort", f"reasoning_effort is {effort[:64]}; this checkpoint's chat template has no such levels"
-    )
 
 
 def _continued(template: ChatTemplate, messages: Sequence[Message], options: Mapping[str, Any]) -> str:

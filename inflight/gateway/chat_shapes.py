@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.gateway.fields import RenderedShape, Shape, refused, table
+from inflight.gateway.fields import RenderedShape, Shape, hint, refused, table
+from inflight.gateway.values import string
 
 
 def _known(names: str) -> dict[str, Any]:
@@ -35,6 +36,7 @@ MESSAGE: Shape = RenderedShape(
 CACHE_OPTIONS: Shape = {
     **_known("mode ttl"),
     **table(
-        refused("prewarm", "each request generates", False), refused("comparison_response_id", "nothing is stored")
+        refused("prewarm", "each request generates", False),
+        hint("comparison_response_id", string(), "nothing is stored"),
     ),
 }

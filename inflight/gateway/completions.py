@@ -48,8 +48,7 @@ async def completions(request: Request) -> Response:
 
 
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[Job], CompletionAnswer]:
-    fields = COMPLETION_READER.read(body, strict=gateway.settings.strict_fields)
-    model = gateway.check_model(fields["model"])
+    fields = gateway.read(COMPLETION_READER, body)
     streams = wants_stream(fields)
     special = fields.get("add_special_tokens", True)
     prompts = read_prompts(fields["prompt"], gateway, add_special_tokens=special)
@@ -60,7 +59,7 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
     if gateway.deployment.engine.kind == "pytorch":
         check_guide_size(guide, gateway.deployment.guided_decoding.max_guide_bytes)
     jobs = [_job(request, fields, gateway, prompt, guide, arguments) for prompt in prompts]
-    return fields, jobs, CompletionAnswer(fields, gateway, model, jobs, prompts)
+    return fields, jobs, CompletionAnswer(fields, gateway, jobs, prompts)
 
 
 def _job(
@@ -109,15 +108,13 @@ def _job(
 class CompletionAnswer:
     """Writes the answer to one request."""
 
-    def __init__(
-        self, fields: Fields, gateway: Gateway, model: str, jobs: Sequence[Job], prompts: Sequence[Prompt]
-    ) -> None:
+    def __init__(self, fields: Fields, gateway: Gateway, jobs: Sequence[Job], prompts: Sequence[Prompt]) -> None:
         given = fields.either("request_id", "rid")
         self._head = {
             "id": f"cmpl-{given or secrets.token_hex(16)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model,
+            "model": fields["model"],
         }
         self._counts = StreamedCounts.asked(fields)
         self._count = fields.get("n", 1)

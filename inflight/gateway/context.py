@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from starlette.requests import Request
 
@@ -13,6 +15,8 @@ from inflight.contract import ENGINE, ENGINE_INPUT
 from inflight.errors import DeploymentError
 from inflight.gateway.engine_client import EngineClient
 from inflight.gateway.errors import ApiError
+from inflight.gateway.fields import Fields, Reader
+from inflight.gateway.hints import TEMPLATE_HINTS, hint_variables
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
 from inflight.gateway.metrics import GatewayMetrics
@@ -86,14 +90,30 @@ class Gateway:
         """Return whether the chat template reads fields of this name."""
         return self.chat_template is not None and self.chat_template.reads(name)
 
-    def check_model(self, name: object) -> str:
-        """Return the name of the model that a request names in ``model``.
+    def obeys(self, hint: str, value: Any) -> bool:
+        """Return whether the checkpoint obeys a hint of a chat."""
+        template = self.chat_template
+        if hint not in TEMPLATE_HINTS or template is None:
+            return False
+        return hint_variables(hint, value, template, self.chat_format) is not None
+
+    def read(self, reader: Reader, body: Mapping[str, Any]) -> Fields:
+        """Return the fields of a body; ``model`` is among them, left out or not.
 
         Raises:
-            ApiError: 400 where it is no name, 404 where the deployment has no such model.
+            ApiError: 400, naming the field by its path, or 404: it names a model that is not served.
         """
-        if not isinstance(name, str):
-            raise ApiError(400, "model is missing or no string", param="model", code="invalid_request_error")
+        strict = self.settings.strict_fields
+        fields = reader.read(body, strict=strict, spared=self.template_reads, obeys=self.obeys)
+        model = self.check_model(fields.get("model", self.model_name))
+        return replace(fields, values={**fields.values, "model": model})
+
+    def check_model(self, name: str) -> str:
+        """Return the name of a model.
+
+        Raises:
+            ApiError: 404: the deployment has no such model.
+        """
         if name not in self.model_names:
             known = ", ".join(self.model_names)
             message = f"the model {name[:256]!r} does not exist; this server has {known}"

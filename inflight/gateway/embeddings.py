@@ -14,7 +14,7 @@ from starlette.responses import Response
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import internal, invalid
-from inflight.gateway.fields import Fields, Reader, accepted, refused, served, table, unsupported
+from inflight.gateway.fields import Fields, Reader, hint, refused, served, table, unsupported
 from inflight.gateway.preparing import prepared
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
@@ -33,7 +33,7 @@ EMBEDDINGS = table(
     served("encoding_format", one_of("float", "base64"), "base64: of 32-bit floats, the lowest byte first"),
     served("dimensions", integer(1, 1 << 20), "shorter vectors, where the checkpoint was trained for it (Matryoshka)"),
     served("add_special_tokens", boolean(), "true without it: a text gets the checkpoint's special tokens"),
-    accepted("metadata", mapping(), "nothing is stored"),
+    hint("metadata", mapping(), "nothing is stored"),
     refused("normalize use_activation", "vectors have the length 1", True),
     refused("embd_normalize", "vectors have the length 1: the Euclidean norm, 2", 2),
     refused("messages", "send the text of `input`; chats are not rendered for embeddings"),
@@ -42,7 +42,7 @@ EMBEDDINGS = table(
     refused("endianness", "base64 holds little-endian floats", "native", "little"),
     refused("image images", "inputs are text"),
 )
-READER = Reader(EMBEDDINGS, required=("input", "model"))
+READER = Reader(EMBEDDINGS, required=("input",))
 
 
 async def embeddings(request: Request) -> Response:
@@ -61,8 +61,7 @@ async def embeddings(request: Request) -> Response:
 
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[Reading], int | None]:
     """Return the fields, the inputs, and the length that vectors are cut to."""
-    fields = READER.read(body, strict=gateway.settings.strict_fields)
-    gateway.check_model(fields["model"])
+    fields = gateway.read(READER, body)
     length = _check_format(gateway, fields)
     special = fields.get("add_special_tokens", True)
     prompts = read_prompts(fields["input"], gateway, add_special_tokens=special, param="input", most=MOST_INPUTS)

@@ -4,7 +4,7 @@ llama.cpp does here. docs/openai-fields.md is written from them."""
 from __future__ import annotations
 
 from inflight.gateway.chat_shapes import CACHE_OPTIONS, MESSAGE, RESPONSE_FORMAT, TOOL, TOOL_CHOICE
-from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
+from inflight.gateway.fields import Reader, Table, accepted, hint, refused, served, table
 from inflight.gateway.values import (
     anything,
     boolean,
@@ -96,13 +96,13 @@ _GUIDES = (
     served("guided_grammar", string(empty=False), "a grammar in EBNF for the whole answer"),
     served("regex", string(empty=False), "SGLang's name of `guided_regex`"),
     served("ebnf", string(empty=False), "SGLang's name of `guided_grammar`"),
-    accepted("guided_decoding_backend", one_of("auto", "llguidance", "guidance"), "the engine's own is llguidance"),
+    *hint("guided_decoding_backend", string(64), "the engine's own is llguidance", "auto", "llguidance", "guidance"),
     *refused(
         "guided_whitespace_pattern grammar json_schema", "use `response_format`, `guided_json` or `guided_grammar`"
     ),
 )
 _REQUEST = (
-    served("model", string(empty=False), "one of the names that `/v1/models` lists"),
+    served("model", string(empty=False), "one of the names that `/v1/models` lists; without it the first"),
     served("stream", boolean(), "send the answer as server-sent events"),
     served(
         "stream_options",
@@ -127,13 +127,29 @@ _REQUEST = (
     ),
     served("rid", string(128, empty=False), "SGLang's name of `request_id`"),
     accepted("session_id", string(), "there is one engine, and nothing to keep a session at"),
-    accepted("safety_identifier", string(), "only OpenAI's own service uses it"),
-    accepted("metadata", mapping(), "it describes stored answers, and none are stored"),
     accepted("prompt_cache_key", string(), "every prompt shares the prefix cache"),
-    accepted("prompt_cache_retention", string(), "`kv_cache` of the deployment says what is kept"),
+    *hint("safety_identifier", string(), "nobody looks at it"),
+    *hint("metadata", mapping(), "it describes stored answers, and none are stored"),
+    *hint(
+        "prompt_cache_retention",
+        string(),
+        "`kv_cache` of the deployment says how long it is kept",
+        "in_memory",
+        "in-memory",
+    ),
     accepted("prompt_cache_options", mapping(), "`kv_cache` of the deployment says what is kept", CACHE_OPTIONS),
-    accepted("service_tier", one_of("auto", "default"), "there is one tier; `priority` orders requests"),
+    *hint("service_tier", string(64), "there is one tier; `priority` orders requests", "auto", "default"),
+    *hint("store", boolean(), "answers are not stored", False),
 )
+_HINTS = (
+    *hint("routed_dp_rank data_parallel_rank", integer(0, _INT32), "there is one engine behind the gateway", 0),
+    *hint("stream_interval", integer(1, _INT32), "chunks are as the engine's responses come", 1),
+    *hint("custom_labels", mapping(), "metrics have no labels of clients", {}),
+    *hint("id_slot", integer(-1, _INT32), "requests have no slots of their own", -1),
+    *hint("cache_prompt", boolean(), "`kv_cache.prefix_reuse` of the deployment decides it", True),
+    *hint("thinking_token_budget", integer(-1, _INT32), "`max_tokens` bounds reasoning and answer together"),
+)
+"""Wishes of vLLM's, SGLang's and llama.cpp's clients."""
 _REFUSED = (
     *refused("moderation", "answers are not moderated"),
     *refused("use_beam_search", "the KServe ports have beam search: `beam_width`", False),
@@ -150,7 +166,6 @@ _REFUSED = (
         "bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank",
         "prefill and decoding are not served apart",
     ),
-    *refused("routed_dp_rank data_parallel_rank", "there is one engine behind the gateway", 0),
     *refused("lora_path lora lora_request", "adapters are listed in the deployment, and named by `model`"),
     *refused("mm_processor_kwargs media_io_kwargs", "the models served take text", {}),
     *refused("max_dynamic_patch min_dynamic_patch", "the models served take text"),
@@ -169,9 +184,7 @@ _REFUSED = (
     *refused("routed_experts_prompt_start routed_experts_start_len", "answers do not tell how they were computed", 0),
     *refused("return_meta_info return_cached_tokens_details", "`usage` has the counts of tokens", False),
     *refused("no_stop_trim", "use `include_stop_str_in_output`", False),
-    *refused("stream_interval", "chunks are as the engine's responses come", 1),
     *refused("session_params", "nothing of a request is kept for the next one", {}),
-    *refused("custom_labels", "metrics have no labels of clients", {}),
     *refused("watermarking", "answers are not marked", False),
     *refused("typical_p tfs_z", "use `top_p`, `top_k` or `min_p`", 1),
     *refused("top_a epsilon_cutoff eta_cutoff", "use `top_p`, `top_k` or `min_p`", 0),
@@ -186,9 +199,7 @@ _REFUSED = (
     *refused("n_predict max_new_tokens", "use `max_tokens`"),
     *refused("num_return_sequences", "use `n`", 1),
     *refused("logprob_token_ids", "use /v1/score or /generative_scoring"),
-    *refused("thinking_token_budget repetition_detection", "there is no such limit here"),
-    *refused("id_slot", "requests have no slots of their own", -1),
-    *refused("cache_prompt", "`kv_cache.prefix_reuse` of the deployment decides it", True),
+    *refused("repetition_detection", "there is no such limit here"),
 )
 
 _RESPONSE_FORMAT = served(
@@ -210,11 +221,13 @@ _TEMPLATE = (
         "put the checkpoint's special tokens around the prompt; a chat's template has them",
     ),
     served("documents", list_of(mapping(), _MOST), "for chat templates that know `documents`; others are refused"),
-    served(
+    *hint(
         "reasoning_effort",
         string(64),
-        "for chat templates that know `reasoning_effort`; `none` switches `enable_thinking` off; others are refused",
+        "goes to chat templates that know `reasoning_effort`; `none` switches their `enable_thinking` off",
     ),
+    *hint("verbosity", string(64), "goes to chat templates that know `verbosity`", "medium"),
+    *hint("thinking reasoning", anything(), "use `reasoning_effort` or `chat_template_kwargs`", "auto"),
     served("include_reasoning", boolean(), "false: reasoning is left out of the answer"),
     *refused("separate_reasoning", "`gateway.reasoning_parser: none` leaves reasoning in the text", True),
     *refused("stream_reasoning", "reasoning is streamed as it comes", True),
@@ -225,6 +238,7 @@ CHAT: Table = table(
     _REQUEST,
     _TEMPLATE,
     _REFUSED,
+    _HINTS,
     served("messages", anything(), "roles system, developer, user, assistant and tool; text only", MESSAGE),
     served("max_completion_tokens", integer(1, _INT32), "most tokens to generate; without it: the rest of the context"),
     served("max_tokens", integer(1, _INT32), "the older name of `max_completion_tokens`"),
@@ -235,18 +249,16 @@ CHAT: Table = table(
     served("tool_choice", anything(), "none, auto, required, one function, or `allowed_tools`", TOOL_CHOICE),
     served("parallel_tool_calls", boolean(), "false: one call at most"),
     accepted("modalities", list_of(one_of("text"), 1), "answers are text"),
-    accepted("verbosity", one_of("medium"), "`medium` is what the model does by itself; other values are refused"),
+    hint("prediction", mapping(), "`speculation` of the deployment drafts without it"),
+    hint("web_search_options", mapping(), "there is no search"),
     refused("audio", "answers are text"),
-    refused("prediction", "`speculation` of the deployment drafts without it"),
-    refused("web_search_options", "there is no search"),
     refused("functions", "OpenAI has replaced them by `tools`", []),
     refused("function_call", "OpenAI has replaced it by `tool_choice`", "none"),
-    refused("store", "answers are not stored", False),
     refused("echo", "use `continue_final_message`, or /v1/completions", False),
     refused("best_of", "use `n`", 1),
     refused("chat_template", "the checkpoint's own template is used", ""),
     refused("prompt input_ids", "use `messages`, or /v1/completions"),
-    refused("reasoning_format reasoning thinking", "use `reasoning_effort` or `chat_template_kwargs`", "auto"),
+    refused("reasoning_format", "use `reasoning_effort` or `chat_template_kwargs`", "auto"),
     refused("suffix", "a chat has no text behind the answer", ""),
     refused("task", "chat templates have no tasks"),
 )
@@ -255,6 +267,7 @@ COMPLETIONS: Table = table(
     _GUIDES,
     _REQUEST,
     _REFUSED,
+    _HINTS,
     served("prompt", anything(), "a text, a list of texts, a list of token ids, or a list of such lists"),
     served("max_tokens", integer(0, _INT32), "most tokens to generate; 16 without it, as OpenAI; 0 needs `echo`"),
     served("logprobs", integer(0, 20), "log-probs of the tokens, and of so many of the likeliest at each position"),
@@ -268,9 +281,8 @@ COMPLETIONS: Table = table(
     refused("messages", "use /v1/chat/completions"),
     refused("tools", "use /v1/chat/completions", []),
     refused("tool_choice", "use /v1/chat/completions", "none"),
-    refused("store", "answers are not stored", False),
     refused("top_logprobs", "here `logprobs` is the number of likeliest tokens"),
     refused("chat_template_kwargs", "use /v1/chat/completions", {}),
 )
-CHAT_READER = Reader(CHAT, required=("messages", "model"))
-COMPLETION_READER = Reader(COMPLETIONS, required=("prompt", "model"))
+CHAT_READER = Reader(CHAT, required=("messages",))
+COMPLETION_READER = Reader(COMPLETIONS, required=("prompt",))

@@ -1,13 +1,15 @@
-"""Fields of request bodies: which an endpoint serves, which it refuses by name, and which it accepts without effect.
+"""Fields of request bodies, and the one rule for them: a demand is obeyed or refused, a hint never refuses.
 
-Each endpoint has one table. A field is in one of three states, and docs/openai-fields.md is written from them:
+A demand changes what the answer means. A hint is a wish about quality, cost or storage. Each endpoint has one table,
+in which a field declares its state; docs/openai-fields.md is written from the tables:
 
-- *served*: its value is checked, and it does what it says;
-- *refused*: 400 with the code ``unsupported_parameter``, unless its value asks for nothing;
-- *accepted*: its value is checked, and there is nothing to do for it here; the table says why.
+- *served*: a demand that is obeyed;
+- *refused*: a demand that is not: 400 with the code ``unsupported_parameter``, unless its value asks for nothing;
+- *accepted*: its value is checked, and what it asks for is so anyway; the table says why;
+- *hint*: obeyed where the deployment can, else left out and named in the header ``x-ignored-fields``.
 
-A null is an absent field. A field that no table knows is let through, named in the header ``x-ignored-fields`` and
-counted; with ``gateway.strict_fields`` it is refused. So is one inside of another field, by its path.
+A null is an absent field. A field that no table knows is treated as a hint that nobody obeys. The header is counted,
+and with ``gateway.strict_fields`` what it would name is refused. The same holds inside of other fields, by the path.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from inflight.errors import nearest
 from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.values import Kind, anything, same, shown
 
-State = Literal["served", "refused", "accepted"]
+State = Literal["served", "refused", "accepted", "hint"]
 IGNORED_HEADER = "x-ignored-fields"
 _MOST_NAMES, _NAME_CHARACTERS = 20, 64
 Shape = Mapping[str, Any]
 """The fields that an object may have: each with the shape of the objects in its value, None where these may have any
-fields, or a ``Field`` that is refused. A list counts as its elements."""
+fields, or a ``Field`` that is refused or a hint. A list counts as its elements."""
+Obeys = Callable[[str, Any], bool]
+"""Tells whether the deployment obeys a hint, given its name and its value."""
 INDEX = re.compile(r"\[\d+\]", re.ASCII)
 
 
@@ -42,11 +46,16 @@ class Field:
     state: State
     kind: Kind
     doc: str
-    """What it does here; of a refused field, why, or what to use instead."""
+    """What it does here; of a refused field or a hint that is left out, why, or what to use instead."""
     neutral: tuple[Any, ...] = ()
-    """Values of a refused field that ask for nothing, and are accepted."""
+    """Values that are accepted without a word: of a refused field those that ask for nothing, of a hint those that are
+    so anyway."""
     inside: Shape | None = None
     """The fields that the objects in its value may have; None: the kind, or whoever reads the value, checks them."""
+
+    def is_met(self, value: Any) -> bool:
+        """Return whether a value asks for nothing, or for what is so anyway."""
+        return any(same(value, one) for one in self.neutral)
 
 
 Table = Mapping[str, Field]
@@ -65,6 +74,18 @@ def accepted(name: str, kind: Kind, doc: str, inside: Shape | None = None) -> Fi
 def refused(names: str, doc: str, *neutral: Any) -> list[Field]:
     """Return fields that are refused, unless they have one of the ``neutral`` values."""
     return [Field(name, "refused", anything(), doc, neutral) for name in names.split()]
+
+
+def hint(names: str, kind: Kind, doc: str, *met: Any) -> list[Field]:
+    """Return hints: wishes that are left out and named where the deployment does not obey them.
+
+    Args:
+        names: of the fields.
+        kind: what a value must be; a value of another type is bad input, and refused as such.
+        doc: what obeys it, or why nothing does.
+        met: values that are so anyway, and are not named.
+    """
+    return [Field(name, "hint", kind, doc, met) for name in names.split()]
 
 
 def table(*parts: Field | Iterable[Field]) -> Table:
@@ -130,14 +151,20 @@ class Reader:
     required: tuple[str, ...] = ()
 
     def read(
-        self, body: Mapping[str, Any], *, strict: bool = False, spared: Callable[[str], bool] = lambda name: False
+        self,
+        body: Mapping[str, Any],
+        *,
+        strict: bool = False,
+        spared: Callable[[str], bool] = lambda name: False,
+        obeys: Obeys = lambda name, value: False,
     ) -> Fields:
         """Check a body and return its fields.
 
         Args:
             body: the JSON object of the request.
-            strict: whether fields that are not known are refused.
+            strict: whether fields that would have no effect are refused.
             spared: whether the chat template reads fields of a name.
+            obeys: whether the deployment obeys a hint.
 
         Raises:
             ApiError: 400, naming the field by its path.
@@ -154,9 +181,13 @@ class Reader:
             elif known.state == "refused":
                 _refuse(known, value, name)
             else:
-                values[name] = known.kind.read(value, name)
+                read = known.kind.read(value, name)
+                if known.state == "hint" and not known.is_met(value) and not obeys(name, read):
+                    inside.append(name)
+                    continue
+                values[name] = read
                 if known.inside is not None:
-                    inside += _unknown_inside(value, known.inside, name, spared)
+                    inside += _without_effect(value, known.inside, name, spared)
         if ignored and strict:
             raise _unknown(ignored[0], self.fields)
         for name in self.required:
@@ -178,8 +209,8 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
-def _unknown_inside(value: Any, shape: Shape, path: str, spared: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the paths of what is not known inside of a value; a null is an absent field.
+def _without_effect(value: Any, shape: Shape, path: str, spared: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the paths of hints and of what is not known inside of a value; a null is an absent field.
 
     Args:
         value: of a field, as JSON has it; what is neither an object nor a list has no fields.
@@ -192,23 +223,31 @@ def _unknown_inside(value: Any, shape: Shape, path: str, spared: Callable[[str],
     """
     if isinstance(value, list):
         for index, one in enumerate(value):
-            yield from _unknown_inside(one, shape, f"{path}[{index}]", spared)
+            yield from _without_effect(one, shape, f"{path}[{index}]", spared)
         return
     for name, one in value.items() if isinstance(value, dict) else ():
         inner, place = shape.get(name), f"{path}.{name}"
         if one is None:
             continue
         if isinstance(inner, Field):
-            _refuse(inner, one, place)
+            yield from _checked(inner, one, place)
         elif inner is not None:
-            yield from _unknown_inside(one, inner, place, spared)
+            yield from _without_effect(one, inner, place, spared)
         elif name not in shape and not (isinstance(shape, RenderedShape) and spared(name)):
             yield place
 
 
+def _checked(known: Field, value: Any, path: str) -> Iterator[str]:
+    """Yield the path of a hint inside of a value that is left out. Raises ApiError: the field is refused."""
+    if known.state != "hint":
+        _refuse(known, value, path)
+    elif not known.is_met(known.kind.read(value, path)):
+        yield path
+
+
 def _refuse(known: Field, value: Any, path: str) -> None:
     """Raise ApiError, unless a refused field has a value that asks for nothing."""
-    if not any(same(value, one) for one in known.neutral):
+    if not known.is_met(value):
         raise unsupported(path, f"{path} is {shown(value)}, which is not supported: {known.doc}")
 
 

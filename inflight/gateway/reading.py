@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import unsupported
-from inflight.gateway.values import Kind, same, wrong
+from inflight.gateway.values import Kind, list_of, same, string, wrong
 
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
@@ -80,6 +80,11 @@ class JsonValue:
         """Return the value, which must be of a ``kind``. Raises ApiError: it is not."""
         return kind.read(self.value, self.path)
 
+    def left_out(self, *met: Any) -> None:
+        """Leave out a hint, and name it unless its value is one of those that are ``met`` anyway."""
+        if not any(same(self.value, one) for one in met):
+            self.ignored.append(self.path)
+
     def accept(self, reason: str, *neutral: Any) -> None:
         """Accept values that ask for nothing. Raises ApiError: any other is not supported, for a ``reason``."""
         if not any(same(self.value, one) for one in neutral):
@@ -89,3 +94,9 @@ class JsonValue:
         if not isinstance(self.value, kind):
             raise wrong(self.path, self.value, _NAMES[kind])
         return self.value
+
+
+def check_callers(callers: JsonValue) -> None:
+    """Check who may call a tool. Raises ApiError: the model may not, and nobody else is there."""
+    if callers.read(list_of(string(), 16)) and "direct" not in callers.value:
+        raise callers.refusal("the model is the only caller")

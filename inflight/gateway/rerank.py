@@ -32,7 +32,7 @@ RERANK = table(
     refused("rank_fields", "documents have one field, `text`", ["text"], []),
     refused("use_activation activation", "scores are probabilities", True),
 )
-READER = Reader(RERANK, required=("model", "query", "documents"))
+READER = Reader(RERANK, required=("query", "documents"))
 
 
 async def rerank(request: Request) -> Response:
@@ -58,8 +58,7 @@ async def rerank(request: Request) -> Response:
 
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[str], list[Reading]]:
     """Return the fields, the documents, and their prompts."""
-    fields = READER.read(body, strict=gateway.settings.strict_fields)
-    gateway.check_model(fields["model"])
+    fields = gateway.read(READER, body)
     documents = texts(fields["documents"], "documents")
     queries = [fields["query"]] * len(documents)
     prompts = rerank_prompts(gateway, fields, queries, documents, "documents")

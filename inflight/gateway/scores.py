@@ -58,8 +58,8 @@ SCORE = table(
     refused("chat_template_kwargs", "the gateway sets the variables of the template", {}),
     refused("return_pooled_hidden_states", "use /v1/embeddings", False),
 )  # fmt: skip
-SCORE_READER = Reader(SCORE, required=("model",))
-GENERATIVE_READER = Reader(GENERATIVE, required=("model", "query", "items", "label_token_ids"))
+SCORE_READER = Reader(SCORE)
+GENERATIVE_READER = Reader(GENERATIVE, required=("query", "items", "label_token_ids"))
 
 
 async def score(request: Request) -> Response:
@@ -67,8 +67,7 @@ async def score(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
-        fields = SCORE_READER.read(body, strict=gateway.settings.strict_fields)
-        gateway.check_model(fields["model"])
+        fields = gateway.read(SCORE_READER, body)
         if "query" in fields:
             _only_labels(fields)
             return fields, _label_readings(request, gateway, fields, joined=True)
@@ -96,8 +95,7 @@ async def generative_scoring(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
-        fields = GENERATIVE_READER.read(body, strict=gateway.settings.strict_fields)
-        gateway.check_model(fields["model"])
+        fields = gateway.read(GENERATIVE_READER, body)
         return fields, _label_readings(request, gateway, fields, joined=False)
 
     fields, readings = await prepared(request, prepare, grows=True)

@@ -10,13 +10,13 @@ from typing import Any
 from inflight.gateway.engine_client import EngineDelta
 from inflight.gateway.errors import internal
 from inflight.gateway.field_tables import TRUNCATION_SIDE
-from inflight.gateway.fields import Fields, refused, served
+from inflight.gateway.fields import Fields, hint, refused, served
 from inflight.gateway.readings import Reading
-from inflight.gateway.values import integer, string
+from inflight.gateway.values import anything, integer, string
 
 _INT32 = 2**31 - 1
 REQUEST = (
-    served("model", string(empty=False), "one of the names that `/v1/models` lists"),
+    served("model", string(empty=False), "one of the names that `/v1/models` lists; without it the first"),
     served("priority", integer(-_INT32 - 1, _INT32), "higher is served first"),
     served("deadline_ms", integer(1, _INT32), "milliseconds after which the request ends with 504"),
     served("client_id", string(256), "whose turn it uses, with `batching.fairness: client`"),
@@ -26,7 +26,7 @@ REQUEST = (
     *refused("cache_salt extra_key", "the prefix cache is shared by all requests", ""),
     *refused("lora_path lora lora_request", "adapters are listed in the deployment, and named by `model`"),
     *refused("mm_processor_kwargs", "the models served take text", {}),
-    *refused("padding", "texts are not padded", "do_not_pad"),
+    *hint("padding", anything(), "texts are not padded", "do_not_pad", False),
     *refused(
         "embed_override_token_id embed_overrides query_embed_overrides item_embed_overrides",
         "prompts are text or token ids",

@@ -18,7 +18,7 @@ from inflight.gateway.tools import read_tools
 from inflight.gateway.values import anything, boolean, mapping, string, wrong
 from inflight.gateway.workers import written
 
-_MODEL = served("model", string(empty=False), "one of the names that `/v1/models` lists; not needed")
+_MODEL = served("model", string(empty=False), "one of the names that `/v1/models` lists; without it the first")
 _SHARED = (
     _MODEL,
     served("return_token_strs", boolean(), "return the tokens as the vocabulary spells them, too"),
@@ -57,10 +57,10 @@ async def tokenize(request: Request) -> Response:
 
     def answer(body: dict[str, Any]) -> tuple[Fields, Response]:
         if body.get("messages") is not None:
-            fields = _read(TOKENIZE_CHAT, body, gateway)
+            fields = gateway.read(TOKENIZE_CHAT, body)
             _, tokens = chat_prompt(fields, gateway, read_tools(fields)[0])
         else:
-            fields = _read(TOKENIZE_TEXT, body, gateway)
+            fields = gateway.read(TOKENIZE_TEXT, body)
             special = fields.get("add_special_tokens", True)
             [tokens] = encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special)
         content = {
@@ -95,7 +95,7 @@ def _response(fields: Fields, content: dict[str, Any]) -> Response:
 
 def _text(gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, str]:
     """Return the fields of a body, and the text of its tokens."""
-    fields = _read(DETOKENIZE, body, gateway)
+    fields = gateway.read(DETOKENIZE, body)
     tokens, vocabulary = fields["tokens"], gateway.tokenizer.config.vocab_size
     if not isinstance(tokens, list):
         raise wrong("tokens", tokens, "a list of token ids")
@@ -120,11 +120,3 @@ async def tokenizer_info(request: Request) -> Response:
         "model_max_length": gateway.max_model_len,
     }
     return JSONResponse(answer)
-
-
-def _read(reader: Reader, body: dict[str, Any], gateway: Gateway) -> Fields:
-    """Return the fields of a body. Raises ApiError: 400, naming the field, or 404 where it names another model."""
-    fields = reader.read(body, strict=gateway.settings.strict_fields, spared=gateway.template_reads)
-    if "model" in fields:
-        gateway.check_model(fields["model"])
-    return fields

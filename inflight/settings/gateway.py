@@ -34,7 +34,8 @@ class GatewaySettings(Section):
         (), description="origins, such as https://chat.example.org, whose web pages may send requests; `*`: all"
     )
     strict_fields: bool = Field(
-        False, description="refuse a request with a field that is not known; otherwise x-ignored-fields names it"
+        False,
+        description="refuse a request with a field that would have no effect; otherwise x-ignored-fields names it",
     )
     max_body_bytes: int = Field(
         16 << 20,

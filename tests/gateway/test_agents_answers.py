@@ -411,11 +411,11 @@ def test_errors_of_the_chat_name_the_requests_own_fields(served: tuple[Inside, S
     for path, body, param in (
         ("/v1/responses", RESPONSE | {"tools": [{"type": "function", **bad}]}, "tools[0].name"),
         ("/v1/responses", RESPONSE | {"max_output_tokens": 100_000}, "input"),
-        ("/v1/responses", RESPONSE | {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ("/v1/responses", RESPONSE | {"reasoning": {"effort": 5}}, "reasoning.effort"),
         ("/v1/responses", RESPONSE | ALLOWED, "tools[1].name"),
         ("/v1/responses", RESPONSE | {"guided_json": {}, "text": FORM}, "guided_json"),
         ("/v1/messages", MESSAGE | {"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
-        ("/v1/messages", MESSAGE | {"output_config": {"effort": "low"}}, "output_config.effort"),
+        ("/v1/messages", MESSAGE | {"output_config": {"effort": "x" * 65}}, "output_config.effort"),
         ("/v1/messages", MESSAGE | {"stop_sequences": [str(number) for number in range(500)]}, "stop_sequences"),
     ):
         error = post(running, path, body).json()["error"]

@@ -10,8 +10,7 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT, CHAT_READER
 from inflight.gateway.messages.fields import COUNT_TOKENS, MESSAGES
 from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
-from inflight.gateway.opaque_reasoning import seal_reasoning
-from tests.gateway.support.chat_fields import CHAT_FIELDS, REFUSED_OF_CHATS
+from tests.gateway.support.chat_fields import CHAT_FIELDS, HINTS_OF_CHATS, REFUSED_OF_CHATS
 from tests.support.tables import each_row
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -67,44 +66,41 @@ SERVED: dict[str, Any] = {
 ACCEPTED: dict[str, Any] = {
     "cache_control": {"type": "ephemeral", "ttl": "1h"},
     "betas": ["context-management-2025-06-27"],
-    "service_tier": "standard_only",
-    "guided_decoding_backend": "auto",
     "session_id": "me",
     "modalities": ["text"],
-    "verbosity": "medium",
-    "safety_identifier": "me",
     "prompt_cache_key": "me",
-    "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "implicit"},
     "stream_options": {"include_usage": True},
 }
-REFUSED: dict[str, Any] = {
+HINTS: dict[str, Any] = {
+    **{name: value for name, value in HINTS_OF_CHATS.items() if name != "thinking"},
+    "safety_identifier": "me",
     "speed": "fast",
     "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
     "compaction": {"type": "summarize"},
-    "mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}],
     "user_profile_id": "x",
     "workspace_id": "x",
     "billing_policy": {},
-    "container": "x",
-    "inference_geo": "us",
     "diagnostics": {"previous_message_id": "msg_1"},
     "fallbacks": [{"model": "other"}],
     "fallback_credit_token": "x",
+    "reasoning": {"effort": "low"},
+}
+REFUSED: dict[str, Any] = {
+    "mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}],
+    "container": "x",
+    "inference_geo": "us",
     "thread": {"id": "x"},
     "stop": ["x"],
     "max_completion_tokens": 5,
     "response_format": {"type": "json_object"},
-    "reasoning_effort": "low",
     **REFUSED_OF_CHATS,
     "user": "me",
     "parallel_tool_calls": False,
     "logprobs": True,
     "top_logprobs": 2,
-    "store": True,
     "prompt": "Hi",
     "input_ids": [1],
-    "reasoning": {"effort": "low"},
     "n_predict": 5,
     "max_new_tokens": 5,
     "moderation": {"model": "x"},
@@ -115,6 +111,10 @@ NEUTRAL: dict[str, Any] = {
     "mcp_servers": [],
     "fallbacks": [],
     "n": 1,
+    "service_tier": "standard_only",
+    "guided_decoding_backend": "auto",
+    "verbosity": "medium",
+    "store": False,
 }
 
 
@@ -139,7 +139,7 @@ def test_the_tables_have_every_field_of_anthropic_and_of_chats() -> None:
 
 
 def test_each_field_of_the_table_is_tried_here() -> None:
-    tried = {"served": SERVED, "accepted": ACCEPTED, "refused": REFUSED}
+    tried = {"served": SERVED, "accepted": ACCEPTED, "refused": REFUSED, "hint": HINTS}
     assert {name: field.state for name, field in MESSAGES.items()} == {
         name: state for state, values in tried.items() for name in values
     }
@@ -151,8 +151,17 @@ def test_a_served_field_changes_what_is_asked_for(name: str, value: Any) -> None
     asked, without = read(**extra, **{name: value}), read(**extra)
     if name not in ("model", "messages"):
         assert asked != without
-    CHAT_READER.read(asked.chat, strict=True)
+    CHAT_READER.read(asked.chat, strict=True, obeys=lambda name, value: True)
     assert asked.ignored == ()
+
+
+@each_row("name, value", HINTS.items())
+def test_a_hint_is_left_out_and_named(name: str, value: Any) -> None:
+    asked = read(**{name: value})
+    assert (asked.chat, asked.ignored) == (read().chat, (name,))
+    with pytest.raises(ApiError) as raised:
+        read(strict=True, **{name: value})
+    assert raised.value.param == name
 
 
 @each_row("name, value", ACCEPTED.items())
@@ -168,8 +177,8 @@ def test_a_refused_field_is_named(name: str, value: Any) -> None:
 
 
 @each_row("name, value", NEUTRAL.items())
-def test_a_refused_field_may_ask_for_nothing(name: str, value: Any) -> None:
-    assert read(**{name: value}) == read()
+def test_a_refused_field_or_a_hint_may_ask_for_nothing(name: str, value: Any) -> None:
+    assert read(strict=True, **{name: value}) == read()
 
 
 def test_null_is_absent() -> None:
@@ -198,90 +207,6 @@ def assistant(*blocks: Any) -> dict[str, Any]:
 
 TOOL_MESSAGE = {"role": "tool", "tool_call_id": "toolu_1", "name": "add", "content": "3"}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}
-CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
-    ([USER], [USER]),
-    ([user(text("Hi"))], [USER]),
-    ([user(text("Hi") | {"cache_control": {"type": "ephemeral"}})], [USER]),
-    ([user(text("a"), text("b"))], [{"role": "user", "content": "a\nb"}]),
-    ([USER, assistant(text("Yes.")), USER], [USER, {"role": "assistant", "content": "Yes."}, USER]),
-    ([USER, assistant(CALL), user(RESULT)], [USER, CALLED, TOOL_MESSAGE]),
-    ([USER, assistant(CALL), user(RESULT, text("Hi"))], [USER, CALLED, TOOL_MESSAGE, USER]),
-    (
-        [USER, assistant(CALL), user(RESULT | {"content": [text("3")], "is_error": False})],
-        [USER, CALLED, TOOL_MESSAGE],
-    ),
-    (
-        [USER, assistant(CALL), user(RESULT | {"content": "no", "is_error": True})],
-        [USER, CALLED, TOOL_MESSAGE | {"content": "Error: no"}],
-    ),
-    ([USER, assistant(CALL), user(RESULT | {"content": None})], [USER, CALLED, TOOL_MESSAGE | {"content": ""}]),
-    (
-        [USER, assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}, text("Yes."), CALL), user(RESULT)],
-        [USER, CALLED | {"content": "Yes.", "reasoning_content": "Hm."}, TOOL_MESSAGE],
-    ),
-    (
-        [USER, assistant({"type": "thinking", "thinking": "", "signature": seal_reasoning("Hm.")}, CALL), user(RESULT)],
-        [USER, CALLED | {"reasoning_content": "Hm."}, TOOL_MESSAGE],
-    ),
-    (
-        [USER, assistant({"type": "thinking", "thinking": "", "signature": ""}, text("Yes.")), USER],
-        [USER, {"role": "assistant", "content": "Yes."}, USER],
-    ),
-    ([USER, {"role": "system", "content": "Now."}, USER], [USER, {"role": "system", "content": "Now."}, USER]),
-    ([user(text("a"), text(""), text("b"))], [{"role": "user", "content": "a\nb"}]),
-    ([user(text(""))], [{"role": "user", "content": ""}]),
-    ([USER, USER], [{"role": "user", "content": "Hi\nHi"}]),
-    (
-        [USER, assistant(text("Yes.")), assistant(CALL), user(RESULT), USER],
-        [USER, CALLED | {"content": "Yes."}, TOOL_MESSAGE, USER],
-    ),
-    ([USER, assistant(CALL, text("Yes.")), user(RESULT)], [USER, CALLED | {"content": "Yes."}, TOOL_MESSAGE]),
-    ([USER, assistant(CALL), user(text("Hi"), RESULT)], [USER, CALLED, TOOL_MESSAGE, USER]),
-    ([USER, assistant(CALL), USER, user(RESULT, text(""))], [USER, CALLED, TOOL_MESSAGE, USER]),
-    (
-        [USER, assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}), USER],
-        [USER, {"role": "assistant", "content": "", "reasoning_content": "Hm."}, USER],
-    ),
-    ([USER, assistant(), USER], [USER, {"role": "assistant", "content": ""}, USER]),
-]
-
-
-@each_row("messages, chat", CONVERSATIONS)
-def test_blocks_become_messages(messages: list[Any], chat: list[dict[str, Any]]) -> None:
-    asked = read(messages=messages, strict=True)
-    assert asked.chat["messages"] == chat
-    assert "continue_final_message" not in asked.chat
-
-
-@each_row(
-    "system, content",
-    [
-        ("Be brief.", "Be brief."),
-        ([text("a"), text("b") | {"cache_control": {"type": "ephemeral"}}], "a\n\nb"),
-        ([text("x-anthropic-billing-header: cc_version=2.1; cch=0f3;"), text("a")], "a"),
-        ("x-anthropic-billing-header: cc_version=2.1; cch=0f3;\nBe brief.", "Be brief."),
-        ("Say x-anthropic-billing-header: y", "Say x-anthropic-billing-header: y"),
-    ],
-)
-def test_the_system_leads_the_conversation(system: Any, content: str) -> None:
-    assert read(system=system).chat["messages"] == [{"role": "system", "content": content}, USER]
-
-
-def test_what_leads_the_conversation_is_one_message() -> None:
-    chat = read(system="a", messages=[{"role": "system", "content": "b"}, USER]).chat
-    assert chat["messages"] == [{"role": "system", "content": "a\n\nb"}, USER]
-
-
-def test_a_system_of_nothing_is_none() -> None:
-    for system in ("", [], [text("x-anthropic-billing-header: cch=1;")]):
-        assert read(system=system).chat["messages"] == [USER]
-
-
-def test_the_last_message_may_be_continued() -> None:
-    asked = read(messages=[USER, {"role": "assistant", "content": "The answer is"}])
-    assert asked.chat["continue_final_message"] is True
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -311,8 +236,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
     ({"tools": [TOOL | {"name": ""}]}, "tools[0].name"),
-    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
-    ({"tools": [TOOL | {"input_examples": [{"a": 1}]}]}, "tools[0].input_examples"),
     ({"tools": [TOOL | {"allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
     ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
@@ -322,8 +245,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "between_tools"}}, "thinking.type"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "adaptive", "display": "loud"}}, "thinking.display"),
-    ({"output_config": {"effort": "none"}}, "output_config.effort"),
-    ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
+    ({"output_config": {"effort": 5}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ({"output_config": {"format": SERVED["output_format"]}, "output_format": SERVED["output_format"]}, "output_format"),
     ({"messages": [USER, {"role": "assistant", "content": " "}]}, "messages[1]"),
@@ -332,7 +254,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"system": [{"type": "image"}]}, "system[0].type"),
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"cache_control": {"type": "eternal"}}, "cache_control.type"),
+    ({"cache_control": "eternal"}, "cache_control"),
 ]  # fmt: skip
 
 
@@ -361,9 +283,25 @@ def test_the_choice_of_tools_is_that_of_the_chat(choice: Any, chat_choice: Any, 
     assert chat["tools"] == [{"type": "function", "function": function}]
 
 
-def test_a_budget_of_thinking_is_told_to_be_ignored() -> None:
-    asked = read(thinking={"type": "enabled", "budget_tokens": 1024})
-    assert (asked.thinks, asked.ignored) == (True, ("thinking.budget_tokens",))
+INNER_HINTS: list[tuple[dict[str, Any], str]] = [
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
+    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+    ({"tools": [TOOL | {"input_examples": [{"a": 1}]}]}, "tools[0].input_examples"),
+    ({"metadata": {"session": "x"}}, "metadata.session"),
+]
+
+
+@each_row("fields, path", INNER_HINTS)
+def test_a_hint_inside_of_a_field_is_left_out_and_named(fields: dict[str, Any], path: str) -> None:
+    assert read(**fields).ignored == (path,)
+    with pytest.raises(ApiError) as raised:
+        read(strict=True, **fields)
+    assert raised.value.param == path
+
+
+def test_thinking_is_on_or_off_or_the_templates_own() -> None:
+    assert read(thinking={"type": "enabled"}).thinks is True
     assert read(thinking={"type": "disabled"}).thinks is False
     assert read().thinks is None
 

@@ -11,7 +11,7 @@ from inflight.gateway.field_tables import CHAT, CHAT_READER
 from inflight.gateway.responses.conversation import MOST_CUT
 from inflight.gateway.responses.fields import RESPONSES
 from inflight.gateway.responses.request import ResponsesRequest, read_request
-from tests.gateway.support.chat_fields import CHAT_FIELDS, REFUSED_OF_CHATS
+from tests.gateway.support.chat_fields import CHAT_FIELDS, HINTS_OF_CHATS, REFUSED_OF_CHATS
 from tests.support.tables import each_row
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -60,30 +60,29 @@ SERVED: dict[str, Any] = {
     "reasoning": {"effort": "low", "summary": "auto"},
     "stream": True,
     "metadata": {"a": "b"},
+    "safety_identifier": "me",
 }
 ACCEPTED: dict[str, Any] = {
-    "safety_identifier": "me",
     "prompt_cache_key": "me",
-    "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "implicit"},
-    "service_tier": "auto",
     "max_tool_calls": 3,
     "client_metadata": {"a": "b"},
-    "guided_decoding_backend": "auto",
     "session_id": "me",
     "modalities": ["text"],
     "stream_options": {"include_obfuscation": False},
 }
+HINTS: dict[str, Any] = {
+    **HINTS_OF_CHATS,
+    "truncation": "auto",
+    "context_management": [{"type": "compaction"}],
+}
 REFUSED: dict[str, Any] = {
-    "store": True,
     "previous_response_id": "resp_1",
     "previous_input_messages": [],
     "enable_response_messages": True,
     "conversation": "conv_1",
     "background": True,
     "background_options": {"completion_window": "2h"},
-    "truncation": "auto",
-    "context_management": [{"type": "compaction"}],
     "prompt": {"id": "pmpt_1"},
     "moderation": {"model": "omni-moderation-latest"},
     "access_programs": {"cyber": "standard"},
@@ -92,14 +91,11 @@ REFUSED: dict[str, Any] = {
     "max_tokens": 5,
     "max_completion_tokens": 5,
     "response_format": {"type": "json_object"},
-    "reasoning_effort": "low",
     "logprobs": True,
     **REFUSED_OF_CHATS,
-    "thinking": True,
     "input_ids": [1],
     "n_predict": 5,
     "max_new_tokens": 5,
-    "verbosity": "medium",
 }
 NEUTRAL: dict[str, Any] = {
     "store": False,
@@ -108,6 +104,8 @@ NEUTRAL: dict[str, Any] = {
     "context_management": [],
     "logprobs": False,
     "n": 1,
+    "service_tier": "auto",
+    "guided_decoding_backend": "auto",
 }
 
 
@@ -127,7 +125,7 @@ def test_the_table_has_every_field_of_openai_and_of_chats() -> None:
 
 
 def test_each_field_of_the_table_is_tried_here() -> None:
-    tried = {"served": SERVED, "accepted": ACCEPTED, "refused": REFUSED}
+    tried = {"served": SERVED, "accepted": ACCEPTED, "refused": REFUSED, "hint": HINTS}
     assert {name: field.state for name, field in RESPONSES.items()} == {
         name: state for state, values in tried.items() for name in values
     }
@@ -139,8 +137,40 @@ def test_a_served_field_changes_the_chat_or_the_response(name: str, value: Any) 
     asked, without = read(**extra, **{name: value}), read(**extra)
     if name not in ("model", "input"):
         assert asked != without
-    CHAT_READER.read(asked.chat, strict=True)
+    CHAT_READER.read(asked.chat, strict=True, obeys=lambda name, value: True)
     assert asked.ignored == ()
+
+
+@each_row("name, value", HINTS.items())
+def test_a_hint_is_left_out_and_named(name: str, value: Any) -> None:
+    asked = read(**{name: value})
+    assert (asked.chat, asked.shown, asked.ignored) == (read().chat, read().shown, (name,))
+    with pytest.raises(ApiError) as raised:
+        read(strict=True, **{name: value})
+    assert raised.value.param == name
+
+
+INNER_HINTS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+    ({"tools": [TOOL | {"output_schema": {"type": "object"}}]}, "tools[0].output_schema"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+    ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+    ({"reasoning": {"colour": "red"}}, "reasoning.colour"),
+]
+
+
+@each_row("fields, path", INNER_HINTS)
+def test_a_hint_inside_of_a_field_is_left_out_and_named(fields: dict[str, Any], path: str) -> None:
+    assert read(**fields).ignored == (path,)
+    with pytest.raises(ApiError) as raised:
+        read(strict=True, **fields)
+    assert raised.value.param == path
+
+
+def test_verbosity_is_the_chats() -> None:
+    asked = read(text={"verbosity": "low"})
+    assert (asked.chat["verbosity"], asked.shown["text"]["verbosity"], asked.ignored) == ("low", "low", ())
 
 
 @each_row("name, value", ACCEPTED.items())
@@ -157,8 +187,8 @@ def test_a_refused_field_is_named(name: str, value: Any) -> None:
 
 
 @each_row("name, value", NEUTRAL.items())
-def test_a_refused_field_may_ask_for_nothing(name: str, value: Any) -> None:
-    assert read(**{name: value}) == read()
+def test_a_refused_field_or_a_hint_may_ask_for_nothing(name: str, value: Any) -> None:
+    assert read(strict=True, **{name: value}) == read()
 
 
 def test_null_is_absent() -> None:
@@ -217,26 +247,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "namespace", "name": "x"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [TOOL | {"strict": "yes"}]}, "tools[0].strict"),
-    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
     ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
-    ({"tools": [TOOL | {"output_schema": {"type": "object"}}]}, "tools[0].output_schema"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "subtract"}}, "tool_choice.name"),
     ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
     ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"verbosity": 5}}, "text.verbosity"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"include": ["everything"]}, "include[0]"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ({"reasoning": {"summary": 5}}, "reasoning.summary"),
+    ({"reasoning": "low"}, "reasoning"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"temperature": "hot"}, "temperature"),
     ({"metadata": {"a": 1}}, "metadata.a"),
-    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
     ({"input": None}, "input"),
 ]  # fmt: skip
 

@@ -73,6 +73,7 @@ ALSO = {
     "tests/unit/test_chat_terminal.py": ("inflight/client/",),
     "tests/unit/test_data_path.py": _STAGES,
     LINKS: ("CHANGELOG.md", "LICENSE", ".gitignore"),
+    "tests/unit/test_demands_and_hints.py": ("inflight/gateway/",),
     "tests/unit/test_gateway_fields.py": ("inflight/gateway/",),
     "tests/unit/test_metrics_export.py": _STAGES,
     "tests/unit/test_program.py": ("inflight/__main__.py", "inflight/cli.py"),

@@ -131,21 +131,17 @@ def test_where_fields_are_strict_an_unknown_one_is_refused_with_the_one_that_is_
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "temprature", "unknown_parameter")
 
 
-@pytest.mark.parametrize("missing", ["model", "messages"])
-def test_what_is_required_is_asked_for_by_name(missing: str) -> None:
-    body: dict[str, Any] = {"model": "m", "messages": []}
-    for absent in ({}, {missing: None}):
-        given = {name: value for name, value in body.items() if name != missing} | absent
-        with pytest.raises(ApiError) as caught:
-            CHAT_READER.read(given)
-        assert caught.value.param == missing
+@pytest.mark.parametrize("absent", [{}, {"messages": None}])
+def test_what_is_required_is_asked_for_by_name(absent: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        CHAT_READER.read({"model": "m", **absent})
+    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("num_beams", True),
-        ("cache_prompt", 1),
         ("return_hidden_states", 0),
         ("length_penalty", False),
         ("top_a", 1),
@@ -189,7 +185,8 @@ def test_values_are_the_same_as_in_json(one: Any, other: Any, expected: bool) ->
         ("stream_options", {"include_usage": 1}, "stream_options.include_usage"),
         ("stream_options", {"usage": True}, "stream_options.usage"),
         ("structured_outputs", {"regex": ""}, "structured_outputs.regex"),
-        ("service_tier", "flex", "service_tier"),
+        ("service_tier", 5, "service_tier"),
+        ("cache_prompt", 1, "cache_prompt"),
         ("modalities", ["text", "audio"], "modalities"),
         ("max_tokens", 0, "max_tokens"),
         ("seed", 2**64, "seed"),

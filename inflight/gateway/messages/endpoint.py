@@ -11,10 +11,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.as_chat import deltas_of, job_of, prompt_tokens_of
+from inflight.gateway.as_chat import deltas_of, fields_of, job_of, prompt_tokens_of
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError, invalid
-from inflight.gateway.fields import Fields, unsupported
+from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.messages.errors import message_error
 from inflight.gateway.messages.events import Json, MessageUsage, MessageWriter
@@ -30,48 +30,47 @@ from inflight.gateway.values import same
 async def create_message(request: Request) -> Response:
     """Answer a request for a message. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    asked, model, job = await prepared(request, lambda body: _prepare(request, gateway, body))
-    gateway.metrics.ignored_fields(asked.ignored)
+    asked, fields, job = await prepared(request, lambda body: _prepare(request, gateway, body))
+    gateway.metrics.ignored_fields(fields.ignored)
     request_id = state_of(request).request_id
-    answer = _Answer(asked, gateway, model, job, request_id)
+    answer = _Answer(asked, gateway, fields["model"], job, request_id)
     deltas = deltas_of(request, gateway, job, asked.names)
-    headers = {"request-id": request_id, **Fields({}, asked.ignored).headers()}
+    headers = {"request-id": request_id, **fields.headers()}
     if asked.stream:
         return EventStream(request, answer.stream(deltas), last=b"", on_error=answer.failed, headers=headers)
     message = await while_connected(request, answer.whole(deltas))
     return Response(json.dumps(message), media_type="application/json", headers=headers)
 
 
-def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[MessagesRequest, str, Job]:
+def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[MessagesRequest, Fields, Job]:
     asked = read_message_request(body, strict=gateway.settings.strict_fields)
-    model = _checked(gateway, asked)
     if asked.chat.get("truncate_prompt_tokens") == -1:
         asked.chat["truncate_prompt_tokens"] = prompt_room(gateway, asked.max_tokens)
-    job = job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)
+    fields = _chat_fields(gateway, asked)
+    job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
     room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
     engine_request = replace(job.request, max_tokens=min(asked.max_tokens, room))
-    return asked, model, replace(job, request=engine_request, guide_param=asked.names.path(job.guide_param))
+    return asked, fields, replace(job, request=engine_request, guide_param=asked.names.path(job.guide_param))
 
 
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens of the prompt that a request for a message would have."""
     gateway = gateway_of(request)
 
-    def count_of(body: dict[str, Any]) -> tuple[MessagesRequest, int]:
+    def count_of(body: dict[str, Any]) -> tuple[Fields, int]:
         asked = read_count_request(body, strict=gateway.settings.strict_fields)
-        _checked(gateway, asked)
-        return asked, prompt_tokens_of(gateway, asked.chat, asked.names)
+        fields = _chat_fields(gateway, asked)
+        return fields, prompt_tokens_of(gateway, fields, asked.names)
 
-    asked, count = await prepared(request, count_of)
-    gateway.metrics.ignored_fields(asked.ignored)
-    headers = {"request-id": state_of(request).request_id, **Fields({}, asked.ignored).headers()}
+    fields, count = await prepared(request, count_of)
+    gateway.metrics.ignored_fields(fields.ignored)
+    headers = {"request-id": state_of(request).request_id, **fields.headers()}
     return JSONResponse({"input_tokens": count}, headers=headers)
 
 
-def _checked(gateway: Gateway, asked: MessagesRequest) -> str:
-    """Return the model's name, and switch thinking on or off where the template can."""
-    model = gateway.check_model(asked.chat["model"])
-    template = gateway.chat_template
+def _chat_fields(gateway: Gateway, asked: MessagesRequest) -> Fields:
+    """Return the fields of the chat, with thinking switched on or off where the template can."""
+    template, unmet = gateway.chat_template, []
     if asked.thinks is not None and template is not None and template.uses("enable_thinking"):
         options = {"enable_thinking": asked.thinks, **asked.chat.get("chat_template_kwargs", {})}
         if not same(options["enable_thinking"], asked.thinks):
@@ -79,8 +78,9 @@ def _checked(gateway: Gateway, asked: MessagesRequest) -> str:
             raise invalid(f"{path} and thinking.type contradict each other; give one of them", path)
         asked.chat["chat_template_kwargs"] = options
     elif asked.thinks is False and gateway.chat_format.has_reasoning:
-        raise unsupported("thinking.type", "thinking.type is disabled; this model cannot be kept from thinking")
-    return model
+        unmet = ["thinking.type"]  # this model cannot be kept from thinking
+    fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
+    return fields.naming(unmet, strict=gateway.settings.strict_fields)
 
 
 class _Answer:

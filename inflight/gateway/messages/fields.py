@@ -5,29 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from inflight.gateway.agent_fields import AGENTS
-from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
+from inflight.gateway.fields import Reader, Table, accepted, hint, refused, served, table
 from inflight.gateway.values import (
-    Kind,
     anything,
     boolean,
     integer,
     list_of,
     mapping,
     object_with,
-    one_of,
     string,
 )
 
 _INT32 = 2**31 - 1
 _MOST = 4096
-_CACHE_CONTROL: Kind = object_with({"type": one_of("ephemeral"), "ttl": one_of("5m", "1h")}, required=("type",))
 _ONE_MODEL = "one model answers, or none"
 _NOT_COUNTED = "the count of the prompt's tokens does not depend on it"
 _AS_SENT = "messages go to the model as they are sent"
+_KEEPS_ALL = ("all", {"type": "all"})
 _NO_EDITS: tuple[dict[str, list[Any]], ...] = (
     {"edits": []},
-    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]},
+    *({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in _KEEPS_ALL),
 )
 """Clearing nothing; Claude Code sends the second."""
 
@@ -40,7 +37,11 @@ _PROMPT = (
         "the assistant is continued",
     ),
     served("system", anything(), "a text, or blocks of text; Claude Code's line for Anthropic's accounts is left out"),
-    served("tools", list_of(mapping(), _MOST), "tools with an `input_schema`; Anthropic's own tools are refused"),
+    served(
+        "tools",
+        list_of(mapping(), _MOST),
+        "tools with an `input_schema`; Anthropic's own are left out and named, refused where `tool_choice` names one",
+    ),
     served("tool_choice", mapping(), "auto, any, tool or none; with `disable_parallel_tool_use` one call at most"),
     served(
         "thinking",
@@ -49,27 +50,31 @@ _PROMPT = (
         "decides. `budget_tokens` is named as ignored: only `max_tokens` ends the thinking. `display`: `omitted` "
         "leaves its text out",
     ),
-    served("output_config", mapping(), "`effort`, as `reasoning_effort` of chats; `format`: json_schema"),
+    served(
+        "output_config",
+        mapping(),
+        "`format`: json_schema; the hints `effort`, as `reasoning_effort` of chats, and `task_budget`: left out",
+    ),
     served("output_format", mapping(), "the older name of `output_config.format`"),
-    accepted("cache_control", _CACHE_CONTROL, "equal prefixes of prompts are reused by themselves"),
+    accepted("cache_control", mapping(), "equal prefixes of prompts are reused by themselves"),
     accepted("betas", list_of(string(), _MOST), "they are named by the fields that they allow"),
-    *refused("speed", "all requests have one speed", "standard"),
-    *refused("context_management", f"{_AS_SENT}, and no thinking is cleared", *_NO_EDITS),
-    *refused("compaction", _AS_SENT),
+    *hint("speed", string(64), "all requests have one speed", "standard"),
+    *hint("context_management", mapping(), f"{_AS_SENT}, and nothing is cleared", *_NO_EDITS),
+    *hint("compaction", anything(), _AS_SENT),
+    *hint("user_profile_id workspace_id billing_policy", anything(), "there are no accounts"),
+    *hint("diagnostics", anything(), "the cache keeps no account of misses", {}),
+    *hint("fallbacks fallback_credit_token", anything(), _ONE_MODEL, [], "default"),
     *refused("mcp_servers", "this server calls no tools", []),
-    *refused("user_profile_id workspace_id billing_policy", "there are no accounts"),
 )
 MESSAGES: Table = table(
     AGENTS.values(),
     _PROMPT,
     served("max_tokens", integer(1, _INT32), "most tokens to generate, thinking included; the context may end before"),
     served("stop_sequences", list_of(string(empty=False), _MOST), "strings that end the answer, without being part"),
-    served("metadata", object_with({"user_id": string()}), "`user_id`: whose turn it uses, with batching.fairness"),
-    accepted("service_tier", one_of("auto", "standard_only"), "there is one tier"),
+    served("metadata", mapping(), "`user_id`: whose turn it uses, with batching.fairness", {"user_id": None}),
+    hint("service_tier", string(64), "there is one tier", "auto", "standard_only"),
     refused("container", "no code is run"),
     refused("inference_geo", "the answer is made where this server stands"),
-    refused("diagnostics", "the cache keeps no account of misses", {}),
-    refused("fallbacks fallback_credit_token", _ONE_MODEL, [], "default"),
     refused("thread", "nothing is stored; send all messages"),
     refused("stop", "use `stop_sequences`"),
     refused("max_completion_tokens", "use `max_tokens`"),
@@ -83,8 +88,9 @@ MESSAGES: Table = table(
         "the last events always have the counts of tokens; no event is padded",
     ),
     refused("response_format", "use `output_config.format`"),
-    refused("reasoning_effort", "use `output_config.effort`"),
-    refused("reasoning_format reasoning", "use `thinking`", "auto"),
+    hint("reasoning_effort", anything(), "use `output_config.effort`"),
+    hint("reasoning", anything(), "use `thinking`", "auto"),
+    refused("reasoning_format", "use `thinking`", "auto"),
 )
 _PROMPT_NAMES = frozenset(table(_PROMPT))
 COUNT_TOKENS: Table = table(
@@ -94,5 +100,5 @@ COUNT_TOKENS: Table = table(
     ],
     refused("truncate_prompt_tokens", "all of the prompt is counted"),
 )
-MESSAGES_READER = Reader(MESSAGES, required=("model", "max_tokens", "messages"))
-COUNT_TOKENS_READER = Reader(COUNT_TOKENS, required=("model", "messages"))
+MESSAGES_READER = Reader(MESSAGES, required=("max_tokens", "messages"))
+COUNT_TOKENS_READER = Reader(COUNT_TOKENS, required=("messages",))

@@ -26,7 +26,6 @@ _NAMES = FieldNames(
         r"^stop": "stop_sequences",
     }
 )
-_EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 _THINKING = one_of("enabled", "disabled", "adaptive")
 
 
@@ -86,8 +85,8 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
     display = None if thinking is None else thinking.get("display")
     if stops := fields.get("stop_sequences"):
         chat["stop"] = stops
-    if user := fields.get("metadata", {}).get("user_id"):
-        chat["user"] = user
+    if (metadata := value("metadata")) is not None and (user := metadata.get("user_id")) is not None:
+        chat["user"] = user.text()
     return MessagesRequest(
         chat,
         max_tokens=fields.get("max_tokens", 1),
@@ -104,7 +103,7 @@ def _read_thinking(thinking: JsonValue) -> bool:
     thinking.only(("type", "budget_tokens", "display"))
     if (budget := thinking.get("budget_tokens")) is not None:
         budget.read(integer(1, 2**31 - 1))
-        thinking.ignored.append(budget.path)
+        budget.left_out()
     return bool(thinking.need("type").read(_THINKING) != "disabled")
 
 
@@ -115,9 +114,9 @@ def _read_output(config: JsonValue | None, older: JsonValue | None) -> dict[str,
     if config is not None:
         config.only(("effort", "format", "task_budget"))
         if (budget := config.get("task_budget")) is not None:
-            raise budget.refusal("only max_tokens limits an answer")
+            budget.left_out()  # only max_tokens limits an answer
         if (effort := config.get("effort")) is not None:
-            chat["reasoning_effort"] = effort.read(_EFFORTS)
+            chat["reasoning_effort"] = effort.name()
         form = config.get("format")
         if form is not None and older is not None:
             raise older.error("is the older name of output_config.format, and both are given")

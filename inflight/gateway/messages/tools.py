@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.gateway.reading import JsonValue
+from inflight.gateway.reading import JsonValue, check_callers
 from inflight.gateway.values import boolean, mapping, one_of
 
 _TOOL = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming"})
@@ -60,8 +60,8 @@ def _read_tool(tool: JsonValue) -> dict[str, Any]:
 
 def _check_asking(tool: JsonValue) -> None:
     if (deferred := tool.get("defer_loading")) is not None:
-        deferred.accept("all tools are in the prompt", False)
-    if (callers := tool.get("allowed_callers")) is not None:
-        callers.accept("the model is the only caller", ["direct"], [])
+        deferred.left_out(False)  # all tools are in the prompt
     if (examples := tool.get("input_examples")) is not None:
-        examples.accept("no chat template has a place for them; put them into the description", [])
+        examples.left_out([])  # no chat template has a place for them
+    if (callers := tool.get("allowed_callers")) is not None:
+        check_callers(callers)

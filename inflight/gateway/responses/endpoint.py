@@ -11,7 +11,7 @@ from json import JSONEncoder
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inflight.gateway.as_chat import deltas_of, job_of
+from inflight.gateway.as_chat import deltas_of, fields_of, job_of
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
@@ -32,18 +32,18 @@ async def create_response(request: Request) -> Response:
     """Answer a request for a response. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
 
-    def prepare(body: Json) -> tuple[ResponsesRequest, Job, _Answer]:
+    def prepare(body: Json) -> tuple[ResponsesRequest, Fields, Job, _Answer]:
         asked = read_request(body, strict=gateway.settings.strict_fields)
-        model = gateway.check_model(asked.chat["model"])
-        job = job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)
+        fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
+        job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
         guide_param = asked.names.path(job.guide_param)
         job = replace(job, prompt_param="input", guide_param=guide_param, by_token=asked.log_probs)
-        return asked, job, _Answer(asked, gateway, model, job)
+        return asked, fields, job, _Answer(asked, gateway, fields["model"], job)
 
-    asked, job, answer = await prepared(request, prepare)
-    gateway.metrics.ignored_fields(asked.ignored)
+    asked, fields, job, answer = await prepared(request, prepare)
+    gateway.metrics.ignored_fields(fields.ignored)
     deltas = deltas_of(request, gateway, job, asked.names)
-    headers = Fields({}, asked.ignored).headers()
+    headers = fields.headers()
     if asked.stream:
         return EventStream(request, answer.stream(deltas), last=b"", on_error=answer.failed, headers=headers)
     body = await while_connected(request, answer.whole(deltas))

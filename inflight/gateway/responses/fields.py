@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from inflight.gateway.agent_fields import AGENTS
 from inflight.gateway.field_tables import CHAT
-from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
+from inflight.gateway.fields import Reader, Shape, Table, accepted, hint, refused, served, table
 from inflight.gateway.values import (
-    Kind,
     anything,
     boolean,
     integer,
@@ -28,16 +27,17 @@ _OF_OTHER_ITEMS = (
     "code_interpreter_call.outputs",
 )
 """What ``include`` may ask of items that no response of this server has."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _INT32 = 2**31 - 1
 _MOST_TOOLS = 1024
 _NO_STORE = "nothing is stored; send the whole conversation as `input`"
-_REASONING: dict[str, Kind] = {
-    "effort": one_of(*EFFORTS),
-    "summary": one_of("auto"),
-    "generate_summary": one_of("auto"),
-    "context": one_of("auto"),
-    "mode": one_of("standard"),
+_WORD = string(64)
+_REASONING: Shape = {
+    "effort": None,
+    **table(
+        hint("summary generate_summary", _WORD, "no summary is made; the text of the reasoning is shown", "auto"),
+        hint("context", _WORD, "reasoning of earlier turns is kept as the chat template keeps it", "auto"),
+        hint("mode", _WORD, "there is one", "standard"),
+    ),
 }
 
 RESPONSES: Table = table(
@@ -53,15 +53,21 @@ RESPONSES: Table = table(
         f"`{LOG_PROBS}`: log-probs of the tokens; `{SEALED_REASONING}`: the reasoning as an opaque text too, which is "
         "encoded and not encrypted; other values are of items that no response has",
     ),
-    served("tools", list_of(mapping(), _MOST_TOOLS), "functions that the model may call; other tools are refused"),
-    served("tool_choice", anything(), "none, auto, required, one function, or `allowed_tools`"),
-    served("text", mapping(), "`format`: text, json_object or json_schema; `verbosity`: only `medium`"),
     served(
-        "reasoning",
-        object_with(_REASONING),
-        "`effort`, as `reasoning_effort` of chats; `summary` may be `auto`: none is made, the text is shown",
+        "tools",
+        list_of(mapping(), _MOST_TOOLS),
+        "functions, namespaces of functions, and custom tools; others are left out and named, and refused where "
+        "`tool_choice` demands one",
     ),
+    served("tool_choice", anything(), "none, auto, required, one tool, or `allowed_tools`"),
+    served(
+        "text",
+        mapping(),
+        "`format`: text, json_object or json_schema; the hint `verbosity`, as `verbosity` of chats",
+    ),
+    served("reasoning", mapping(), "hints: `effort`, as `reasoning_effort` of chats; no `summary` is made", _REASONING),
     served("metadata", mapping_of(string(512), 16), "repeated in the response"),
+    served("safety_identifier", string(), "repeated in the response"),
     accepted("max_tool_calls", integer(1, _INT32), "it limits built-in tools, of which there are none"),
     accepted("client_metadata", anything(), "notes of Codex to its own service"),
     accepted(
@@ -69,21 +75,21 @@ RESPONSES: Table = table(
         object_with({"include_obfuscation": boolean(), "include_usage": boolean()}),
         "the last event always has the counts of tokens; no event is padded",
     ),
-    refused("store", "nothing is stored, with or without the field", False),
     refused("previous_response_id conversation previous_input_messages", _NO_STORE),
     refused("enable_response_messages", "the response has the output alone", False),
     refused("background", "a response ends with its connection", False),
     refused("background_options", "a response ends with its connection"),
-    refused("truncation", "a conversation that is too long is refused, and never cut", "disabled"),
-    refused("context_management", "a conversation is never compacted", []),
+    hint("truncation", string(64), "a conversation that is too long is refused, and never cut", "disabled"),
+    hint("context_management", anything(), "a conversation is never compacted", []),
     refused("prompt", "no prompt templates are stored; use `instructions` and `input`"),
     refused("access_programs", "there are none"),
     refused("image", "the models served take text"),
     refused("messages input_ids", "use `input`, or /v1/chat/completions"),
     refused("max_tokens max_completion_tokens n_predict max_new_tokens", "use `max_output_tokens`"),
     refused("response_format", "use `text.format`"),
-    refused("reasoning_effort reasoning_format thinking", "use `reasoning.effort`", "auto"),
-    refused("verbosity", "use `text.verbosity`"),
+    hint("reasoning_effort thinking", anything(), "use `reasoning.effort`", "auto"),
+    hint("verbosity", anything(), "use `text.verbosity`"),
+    refused("reasoning_format", "use `reasoning.effort`", "auto"),
     refused("logprobs", f"use `top_logprobs`, or `include` with `{LOG_PROBS}`", False),
 )
-RESPONSES_READER = Reader(RESPONSES, required=("model", "input"))
+RESPONSES_READER = Reader(RESPONSES, required=("input",))

@@ -13,7 +13,8 @@ from inflight.gateway.fields import Fields
 from inflight.gateway.reading import JsonValue
 from inflight.gateway.responses.conversation import read_turns
 from inflight.gateway.responses.fields import LOG_PROBS, RESPONSES_READER, SEALED_REASONING
-from inflight.gateway.responses.tools import read_response_tools, read_text_format
+from inflight.gateway.responses.text_format import read_text_format
+from inflight.gateway.responses.tools import read_response_tools
 
 _PASSED_ON = ("model", "stop", "parallel_tool_calls", "user", *PASSED_ON)
 _NAMES = FieldNames(
@@ -24,6 +25,7 @@ _NAMES = FieldNames(
         r"(tools\[\d+\])\.function\b": r"\1",
         r"tool_choice\.function\b": "tool_choice",
         r"reasoning_effort": "reasoning.effort",
+        r"verbosity": "text.verbosity",
         r"^messages\b|(?<=in the )messages|(?<=length of the )messages": "input",
     }
 )
@@ -72,11 +74,10 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
     chat["messages"] = turns.messages()
     if tools.chat:
         chat |= {"tools": tools.chat, "tool_choice": tools.choice}
-    if text.chat is not None:
-        chat["response_format"] = text.chat
+    chat |= text.chat
     if log_probs:
         chat |= {"logprobs": True, "top_logprobs": top_log_probs}
-    if "effort" in reasoning:
+    if reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields.get("max_output_tokens")

@@ -1,11 +1,11 @@
-"""Tools, their choice and the format of the text, as the Responses API writes them, to those of chat completions."""
+"""Tools and their choice, as the Responses API writes them, to those of chat completions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.gateway.reading import JsonValue
+from inflight.gateway.reading import JsonValue, check_callers
 from inflight.gateway.values import boolean, mapping, one_of
 
 _TOOL = frozenset({"type", "name", "description", "parameters", "strict"})
@@ -87,13 +87,14 @@ def _read_tool(tool: JsonValue) -> dict[str, Any]:
 
 
 def _check_asking(tool: JsonValue) -> None:
-    for name in ("async", "defer_loading"):
-        if (field := tool.get(name)) is not None:
-            field.accept("tools are called at once, and all of them are in the prompt", False)
+    if (later := tool.get("async")) is not None:
+        later.accept("tools are called at once", False)
     if (callers := tool.get("allowed_callers")) is not None:
-        callers.accept("the client is the only caller", ["direct"], [])
+        check_callers(callers)
+    if (deferred := tool.get("defer_loading")) is not None:
+        deferred.left_out(False)  # all tools are in the prompt
     if (schema := tool.get("output_schema")) is not None:
-        schema.accept("no chat template has a place for it", {})
+        schema.left_out({})  # no chat template has a place for it
 
 
 def _as_chat(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -113,51 +114,3 @@ def _known(choice: JsonValue, names: list[str]) -> str:
     if name.text() not in names:
         raise name.error(f"is {name.text()[:64]!r}; no tool of the request has this name")
     return name.text()
-
-
-@dataclass(frozen=True)
-class TextFormat:
-    """What the text must be."""
-
-    chat: dict[str, Any] | None
-    """``response_format`` of chat completions; None: free text."""
-    shown: dict[str, Any]
-    """``text`` of the response."""
-
-
-def read_text_format(text: JsonValue | None) -> TextFormat:
-    """Return the format that ``text`` asks for.
-
-    Raises:
-        ApiError: naming the field and what is wrong with it.
-    """
-    free: dict[str, Any] = {"format": {"type": "text"}}
-    if text is None:
-        return TextFormat(None, free)
-    text.only(("format", "verbosity"))
-    if (verbosity := text.get("verbosity")) is not None:
-        verbosity.accept("the model decides how much it says; say it in the instructions", "medium")
-        free["verbosity"] = verbosity.value
-    form = text.get("format")
-    if form is None:
-        return TextFormat(None, free)
-    kind = form.need("type").read(one_of("text", "json_object", "json_schema"))
-    if kind != "json_schema":
-        form.only(("type",))
-        return TextFormat(None if kind == "text" else {"type": kind}, free | {"format": {"type": kind}})
-    return _read_schema(form, free)
-
-
-def _read_schema(form: JsonValue, shown: dict[str, Any]) -> TextFormat:
-    form.only(("type", "name", "schema", "strict", "description"))
-    description, strict = form.get("description"), form.get("strict")
-    schema = {
-        "name": form.need("name").name(),
-        "description": description and description.text(),
-        "schema": form.need("schema").read(mapping()),
-        "strict": bool(strict is not None and strict.read(boolean())),
-    }
-    chat = {name: value for name, value in schema.items() if value is not None}
-    return TextFormat(
-        {"type": "json_schema", "json_schema": chat}, shown | {"format": {"type": "json_schema"} | schema}
-    )

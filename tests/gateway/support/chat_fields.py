@@ -27,12 +27,13 @@ REFUSED_OF_CHATS: dict[str, Any] = dict.fromkeys(
         "lora_request mm_processor_kwargs media_io_kwargs vllm_xargs custom_params custom_logit_processor "
         "logits_processors stop_regex spaces_between_special_tokens return_hidden_states typical_p top_a tfs_z "
         "top_n_sigma epsilon_cutoff eta_cutoff mirostat xtc_probability dry_multiplier dynatemp_range "
-        "smoothing_factor num_return_sequences prompt_logprobs logprob_token_ids thinking_token_budget "
-        "repetition_detection id_slot cache_prompt separate_reasoning stream_reasoning audio prediction "
-        "web_search_options functions function_call echo best_of n chat_template reasoning_format suffix "
+        "smoothing_factor num_return_sequences prompt_logprobs logprob_token_ids "
+        "repetition_detection separate_reasoning stream_reasoning audio "
+        "functions function_call echo best_of n "
+        "chat_template reasoning_format suffix "
         "guided_whitespace_pattern grammar json_schema return_tokens_as_token_ids return_token_ids "
-        "extra_key no_stop_trim stream_interval session_params custom_labels watermarking ec_transfer_params "
-        "bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank routed_dp_rank data_parallel_rank "
+        "extra_key no_stop_trim session_params watermarking ec_transfer_params "
+        "bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank "
         "max_dynamic_patch min_dynamic_patch use_audio_in_video return_mm_kwargs mm_payload return_prompt_token_ids "
         "return_prompt_text return_token_offsets return_routed_experts return_weight_versions return_meta_info "
         "return_cached_tokens_details routed_experts_prompt_start routed_experts_start_len repeat_penalty "
@@ -42,3 +43,22 @@ REFUSED_OF_CHATS: dict[str, Any] = dict.fromkeys(
     "something",
 )
 """Those that are refused there."""
+HINTS_OF_CHATS: dict[str, Any] = {
+    "guided_decoding_backend": "outlines",
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+    "store": True,
+    "routed_dp_rank": 1,
+    "data_parallel_rank": 1,
+    "stream_interval": 4,
+    "custom_labels": {"team": "a"},
+    "id_slot": 3,
+    "cache_prompt": False,
+    "thinking_token_budget": 100,
+    "verbosity": "low",
+    "reasoning_effort": "low",
+    "thinking": {"type": "disabled"},
+    "prediction": {"type": "content", "content": "Hi"},
+    "web_search_options": {},
+}
+"""Wishes of chats, with values that nothing obeys there."""

@@ -1,0 +1,115 @@
+"""Hints over HTTP, on every API: obeyed where the chat template knows them, else left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from inflight.text.chat import ChatTemplate
+from tests.gateway.support.gateways import Inside
+from tests.gateway.support.scripted import Script, scripted
+from tests.support.tables import each_row
+
+Json = dict[str, Any]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT, RESPONSES = ("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/responses", {"input": "Hi"})
+MESSAGE = ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9})
+COUNT = ("/v1/messages/count_tokens", {"messages": MESSAGES})
+Api = tuple[str, Json]
+KNOWS_BOTH = "{{ reasoning_effort }} {{ verbosity }}"
+KNOWS_LOW = (
+    "{% if reasoning_effort is defined and reasoning_effort != 'low' %}{{ raise_exception('no such level') }}"
+    "{% endif %}{{ reasoning_effort }} so"
+)
+
+
+@contextmanager
+def knowing(template: str, **settings: Any) -> Iterator[tuple[Inside, Script]]:
+    """Serve an engine that says something, with a chat template."""
+    with scripted(**settings) as (running, script):
+        script.text = "Yes."
+        app: Any = running.server.config.app
+        app.state.gateway = replace(app.state.gateway, chat_template=ChatTemplate(template, {}))
+        yield running, script
+
+
+def post(running: Inside, api: Api, fields: Json) -> httpx.Response:
+    path, body = api
+    with running.client() as client:
+        return client.post(path, json=body | fields)
+
+
+def prompt(running: Inside, script: Script) -> str:
+    """Return the prompt of the last request."""
+    assert script.request is not None
+    return running.gateway.tokenizer.decode(list(script.request.prompt))
+
+
+HINTS: list[tuple[Api, Json, str]] = [
+    (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+    (CHAT, {"verbosity": "low", "store": True}, "verbosity, store"),
+    (CHAT, {"service_tier": "priority", "prediction": {}, "web_search_options": {}},
+     "service_tier, prediction, web_search_options"),
+    (("/v1/completions", {"prompt": "Hi"}), {"store": True}, "store"),
+    (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    (RESPONSES, {"text": {"verbosity": "low"}, "store": True}, "store, text.verbosity"),
+    (MESSAGE, {"output_config": {"effort": "high"}}, "output_config.effort"),
+    (COUNT, {"output_config": {"effort": "high"}}, "output_config.effort"),
+]  # fmt: skip
+
+
+@each_row("api, fields, named", HINTS)
+def test_a_hint_that_the_template_does_not_know_is_left_out_and_named(api: Api, fields: Json, named: str) -> None:
+    with knowing("Hi") as (running, _):
+        answer = post(running, api, fields)
+        assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, named), answer.text
+    with knowing("Hi", strict_fields=True) as (running, _):
+        answer = post(running, api, fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, named.split(", ")[0]), answer.text
+
+
+KNOWN: list[tuple[Api, Json]] = [
+    (CHAT, {"reasoning_effort": "high", "verbosity": "low"}),
+    (RESPONSES, {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}),
+    (MESSAGE, {"output_config": {"effort": "high"}, "chat_template_kwargs": {"verbosity": "low"}}),
+]
+
+
+@each_row("api, fields", KNOWN)
+def test_a_hint_that_the_template_knows_reaches_it(api: Api, fields: Json) -> None:
+    with knowing(KNOWS_BOTH, strict_fields=True) as (running, script):
+        answer = post(running, api, fields)
+        assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, None), answer.text
+        assert prompt(running, script) == "high low"
+
+
+@each_row("effort, named, said", [("low", None, "low so"), ("xhigh", "output_config.effort", " so")])
+def test_a_level_that_the_template_refuses_is_left_out(effort: str, named: str | None, said: str) -> None:
+    with knowing(KNOWS_LOW) as (running, script):
+        answer = post(running, MESSAGE, {"output_config": {"effort": effort}})
+        assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, named), answer.text
+        assert prompt(running, script) == said
+
+
+def test_a_model_that_cannot_be_kept_from_thinking_answers_and_the_wish_is_named() -> None:
+    with knowing("Hi") as (running, _):
+        assert running.server.config.app.state.gateway.chat_format.has_reasoning  # type: ignore[union-attr]
+        for api, fields, named in (
+            (MESSAGE, {"thinking": {"type": "disabled"}}, "thinking.type"),
+            (CHAT, {"reasoning_effort": "none"}, "reasoning_effort"),
+        ):
+            answer = post(running, api, fields)
+            assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, named), answer.text
+
+
+def test_a_request_without_a_model_is_for_the_one_that_is_served() -> None:
+    with knowing("Hi", model_name="mine", model_aliases=["other"]) as (running, _):
+        for api in (CHAT, RESPONSES, MESSAGE, ("/v1/completions", {"prompt": "Hi"})):
+            for given, told in ({}, "mine"), ({"model": None}, "mine"), ({"model": "other"}, "other"):
+                answer = post(running, api, given)
+                assert (answer.status_code, answer.json().get("model")) == (200, told), answer.text
+            assert post(running, api, {"model": "none"}).status_code == 404

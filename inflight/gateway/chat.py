@@ -25,6 +25,7 @@ from inflight.gateway.preparing import prepared
 from inflight.gateway.prompt_log_probs import prompt_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
+from inflight.gateway.tools import tools_left_out
 from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.gateway.workers import off_loop, written
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
@@ -36,6 +37,7 @@ async def chat_completions(request: Request) -> Response:
 
     def prepare(body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
         fields = gateway.read(CHAT_READER, body)
+        fields = fields.naming(tools_left_out(fields), strict=gateway.settings.strict_fields)
         job = chat_job(request, fields, gateway, stream=wants_stream(fields))
         return fields, job, ChatAnswer(fields, gateway, job)
 

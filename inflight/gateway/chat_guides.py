@@ -8,7 +8,7 @@ becomes a part of the grammar. Where thinking is off the model does not do so, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
@@ -19,6 +19,7 @@ from inflight.gateway.request_errors import request_error
 from inflight.sampling import Guide
 from inflight.settings.deployment import Deployment
 from inflight.text.output.call_grammar import MOST_BYTES
+from inflight.text.output.format import ChatFormat
 from inflight.text.output.tools import Tool, ToolChoice
 
 
@@ -76,6 +77,15 @@ def chat_guide(
         return ChatGuide()
     start = form.guide_start(gateway.tokenizer) if form.opens_reasoning(prompt) else ()
     return ChatGuide(guide, start, param, has_form=answer is not None)
+
+
+def can_enforce(form: ChatFormat, parameters: dict[str, Any]) -> bool:
+    """Return whether a chat format can hold the arguments of a call to a schema."""
+    tool = Tool("f", "", parameters, True, "tools")
+    try:
+        return form.guide((tool,), ToolChoice.named(tool.name), False) is not None
+    except InflightError:
+        return False
 
 
 def _max_bytes(deployment: Deployment) -> int:

@@ -14,7 +14,7 @@ from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, Reader, refused, served, table
 from inflight.gateway.preparing import prepared
 from inflight.gateway.sampling import encode_texts
-from inflight.gateway.tools import read_tools
+from inflight.gateway.tools import read_tools, tools_left_out
 from inflight.gateway.values import anything, boolean, mapping, string, wrong
 from inflight.gateway.workers import written
 
@@ -58,6 +58,7 @@ async def tokenize(request: Request) -> Response:
     def answer(body: dict[str, Any]) -> tuple[Fields, Response]:
         if body.get("messages") is not None:
             fields = gateway.read(TOKENIZE_CHAT, body)
+            fields = fields.naming(tools_left_out(fields), strict=gateway.settings.strict_fields)
             _, tokens = chat_prompt(fields, gateway, read_tools(fields)[0])
         else:
             fields = gateway.read(TOKENIZE_TEXT, body)

@@ -27,11 +27,12 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
         raise wrong("tools", value, "a list of tools")
     if len(value) > MOST_TOOLS:
         raise invalid(f"tools has {len(value)} tools; the limit is {MOST_TOOLS}", "tools")
-    tools = tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(value))
+    places = {f"tools[{index}]": one for index, one in enumerate(value) if _left_out_type(one) is None}
+    tools = tuple(_tool(one, path) for path, one in places.items())
     seen: set[str] = set()
-    for index, tool in enumerate(tools):
+    for path, tool in zip(places, tools, strict=True):
         if tool.name in seen:
-            path = f"tools[{index}].function.name"
+            path += ".function.name"
             raise invalid(f"{path} is {tool.name!r}, as that of another tool", path)
         seen.add(tool.name)
     asked = fields.get("tool_choice")
@@ -42,12 +43,24 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
     return (tools if choice.kind != "none" else ()), choice
 
 
+def tools_left_out(fields: Fields) -> list[str]:
+    """Return the paths of tools that are no functions, each with its type: the model is not shown them."""
+    value = fields.get("tools", [])
+    types = enumerate(map(_left_out_type, value if isinstance(value, list) else []))
+    return [f"tools[{index}].{kind}" for index, kind in types if kind is not None]
+
+
+def _left_out_type(tool: Any) -> str | None:
+    """Return the type of a tool that is no function; None: it is one, or no tool at all."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) and kind != "function" else None
+
+
 def _tool(value: Any, path: str) -> Tool:
     if not isinstance(value, dict):
         raise wrong(path, value, "an object with type and function")
     if value.get("type") not in (None, "function"):
-        message = f"{path}.type is {shown(value['type'])}; only tools of type function are served"
-        raise unsupported(f"{path}.type", message)
+        raise wrong(f"{path}.type", value["type"], '"function"')
     function = value.get("function")
     if not isinstance(function, dict):
         raise wrong(f"{path}.function", function, "an object with name and parameters")

@@ -49,7 +49,10 @@ def prompt(running: Inside, script: Script) -> str:
     return running.gateway.tokenizer.decode(list(script.request.prompt))
 
 
+FUNCTION = {"type": "function", "function": {"name": "add"}}
 HINTS: list[tuple[Api, Json, str]] = [
+    (CHAT, {"tools": [{"type": "web_search"}, {"type": "custom", "custom": {"name": "x"}}]},
+     "tools[0].web_search, tools[1].custom"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
     (CHAT, {"verbosity": "low", "store": True}, "verbosity, store"),
     (CHAT, {"service_tier": "priority", "prediction": {}, "web_search_options": {}},

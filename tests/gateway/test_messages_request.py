@@ -233,7 +233,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"messages": [USER, assistant(CALL), user(RESULT | {"content": [{"type": "image", "source": {}}]})]},
         "messages[2].content[0].content[0].type",
     ),
-    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}, "tool_choice.type"),
+    ({"tools": [TOOL, {"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "tool", "name": "bash"}},
+     "tool_choice.name"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
     ({"tools": [TOOL | {"name": ""}]}, "tools[0].name"),
     ({"tools": [TOOL | {"allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
@@ -289,6 +291,7 @@ INNER_HINTS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tools": [TOOL | {"input_examples": [{"a": 1}]}]}, "tools[0].input_examples"),
     ({"metadata": {"session": "x"}}, "metadata.session"),
+    ({"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].web_search_20250305"),
 ]
 
 

@@ -44,6 +44,8 @@ def replay(events: list[Json]) -> list[Json]:
                 items[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
             case "response.function_call_arguments.delta":
                 items[event["output_index"]]["arguments"] += event["delta"]
+            case "response.custom_tool_call_input.delta":
+                items[event["output_index"]]["input"] += event["delta"]
             case "response.output_item.done":
                 items[event["output_index"]]["status"] = event["item"]["status"]
     return items

@@ -20,7 +20,7 @@ def read_message_tools(tools: JsonValue | None, choice: JsonValue | None) -> dic
         ApiError: naming the tool and what is wrong with it.
     """
     chat: dict[str, Any] = {}
-    found = [_read_tool(tool) for tool in tools.elements()] if tools is not None else []
+    found = [one for tool in tools.elements() if (one := _read_tool(tool))] if tools is not None else []
     if found:
         chat = {"tools": found, "tool_choice": "auto"}
     if choice is None:
@@ -33,7 +33,7 @@ def read_message_tools(tools: JsonValue | None, choice: JsonValue | None) -> dic
     if mode == "tool":
         name = choice.need("name")
         if name.text() not in [tool["function"]["name"] for tool in found]:
-            raise name.error(f"is {name.text()[:64]!r}; no tool of the request has this name")
+            raise name.error(f"is {name.text()[:64]!r}; no tool of the request that is served has this name")
         chat["tool_choice"] = {"type": "function", "function": {"name": name.text()}}
     elif found:
         chat["tool_choice"] = _CHOICES[mode]
@@ -43,11 +43,12 @@ def read_message_tools(tools: JsonValue | None, choice: JsonValue | None) -> dic
     return chat
 
 
-def _read_tool(tool: JsonValue) -> dict[str, Any]:
+def _read_tool(tool: JsonValue) -> dict[str, Any] | None:
+    """Return a tool of chats; None: it is one of Anthropic's own, which is left out and named."""
     kind = tool.get("type")
     if kind is not None and kind.text() != "custom":
-        reason = "this server brings no tools of its own; give a tool a name and an input_schema"
-        raise kind.refusal(f"{kind.text()[:64]!r}; {reason}")
+        tool.ignored.append(f"{tool.path}.{kind.value}")
+        return None
     tool.only(_TOOL | _ASKING)
     _check_asking(tool)
     function = {"name": tool.need("name").name(), "parameters": tool.need("input_schema").read(mapping())}

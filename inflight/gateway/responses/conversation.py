@@ -7,11 +7,13 @@ from collections.abc import Callable
 from inflight.gateway.opaque_reasoning import open_reasoning
 from inflight.gateway.partial_json import corrected_object, is_object
 from inflight.gateway.reading import JsonValue
+from inflight.gateway.responses.tools import custom_arguments, function_name
 from inflight.gateway.turns import Turns
 from inflight.gateway.values import one_of
 
 _MESSAGE = frozenset({"type", "role", "content", "id", "status", "phase"})
-_CALL = frozenset({"type", "id", "call_id", "name", "arguments", "status", "caller"})
+_CALL = frozenset({"type", "id", "call_id", "name", "namespace", "arguments", "status", "caller"})
+_CUSTOM_CALL = frozenset({"type", "id", "call_id", "name", "namespace", "input", "status", "caller"})
 _OUTPUT = frozenset({"type", "id", "call_id", "output", "status", "name", "caller"})
 _REASONING = frozenset({"type", "id", "summary", "content", "encrypted_content", "status"})
 _AGENT = frozenset({"type", "id", "author", "recipient", "content", "status"})
@@ -81,7 +83,20 @@ def _add_call(turns: Turns, item: JsonValue) -> None:
     item.only(_CALL)
     _check_caller(item)
     arguments = _read_arguments(turns, item.need("arguments"))
-    turns.call(item.need("call_id").name(), item.need("name").name(), arguments, item.path)
+    turns.call(item.need("call_id").name(), _called_name(item), arguments, item.path)
+
+
+def _add_custom_call(turns: Turns, item: JsonValue) -> None:
+    item.only(_CUSTOM_CALL)
+    _check_caller(item)
+    arguments = custom_arguments(item.need("input").text())
+    turns.call(item.need("call_id").name(), _called_name(item), arguments, item.path)
+
+
+def _called_name(item: JsonValue) -> str:
+    """Return the name of the function of the chat that a call is of."""
+    namespace = item.get("namespace")
+    return function_name(item.need("name").name(), namespace.text() if namespace else None)
 
 
 def _read_arguments(turns: Turns, arguments: JsonValue) -> str:
@@ -107,7 +122,7 @@ def _add_output(turns: Turns, item: JsonValue) -> None:
     _check_caller(item)
     call_id, text = item.need("call_id"), read_text(item.need("output"))
     if not turns.has_call(call_id.name()):
-        raise call_id.error(f"is {call_id.text()[:64]!r}; no function_call before it has this call_id")
+        raise call_id.error(f"is {call_id.text()[:64]!r}; no call before it has this call_id")
     turns.output(call_id.text(), text, item.path)
 
 
@@ -156,6 +171,8 @@ _READERS: dict[str, Callable[[Turns, JsonValue], None]] = {
     "message": _add_message,
     "function_call": _add_call,
     "function_call_output": _add_output,
+    "custom_tool_call": _add_custom_call,
+    "custom_tool_call_output": _add_output,
     "reasoning": _add_reasoning,
     "agent_message": _add_agent_message,
 }

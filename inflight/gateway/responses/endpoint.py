@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inflight.gateway.as_chat import deltas_of, fields_of, job_of
+from inflight.gateway.chat_guides import can_enforce
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
@@ -33,7 +34,8 @@ async def create_response(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: Json) -> tuple[ResponsesRequest, Fields, Job, _Answer]:
-        asked = read_request(body, strict=gateway.settings.strict_fields)
+        enforces = partial(can_enforce, gateway.chat_format)
+        asked = read_request(body, strict=gateway.settings.strict_fields, enforces=enforces)
         fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
         job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
         guide_param = asked.names.path(job.guide_param)
@@ -55,7 +57,8 @@ class _Answer:
 
     def __init__(self, asked: ResponsesRequest, gateway: Gateway, model: str, job: Job) -> None:
         sampling = {"temperature": job.request.temperature, "top_p": job.request.top_p}
-        self._writer = ResponseWriter(asked.shown | sampling, model, seals_reasoning=asked.seals_reasoning)
+        shown, seals = asked.shown | sampling, asked.seals_reasoning
+        self._writer = ResponseWriter(shown, model, asked.called, seals_reasoning=seals)
         self._entry = partial(chat_entry, names=TokenNames(gateway.tokenizer))
         self._delta = JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=self._entry)
         self._reasoning = ReasoningTokens(job, gateway.tokenizer)

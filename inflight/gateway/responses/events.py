@@ -7,7 +7,7 @@ of the last of them. Log-probs are in them as they come; whoever writes the even
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ from inflight.gateway.responses.items import (
     MessageItem,
     OutputItem,
     ReasoningItem,
+    call_item,
     random_id,
 )
+from inflight.gateway.responses.tools import CalledTool
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 _TOO_LONG = {"reason": "max_output_tokens"}
@@ -56,15 +58,19 @@ class ResponseUsage:
 class ResponseWriter:
     """Writes one response: what the model puts out goes in, events come out."""
 
-    def __init__(self, shown: Json, model: str, *, seals_reasoning: bool = False) -> None:
+    def __init__(
+        self, shown: Json, model: str, called: Mapping[str, CalledTool] | None = None, *, seals_reasoning: bool = False
+    ) -> None:
         """
         Args:
             shown: fields of the response that repeat the request.
             model: the model's name.
+            called: how calls name the tools, by the functions of the chat.
             seals_reasoning: reasoning is returned in opaque form too.
         """
         self._fields = {"id": random_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
         self._fields |= shown
+        self._called = called or {}
         self._seals_reasoning = seals_reasoning
         self._events = 0
         self._output: list[Json] = []
@@ -83,7 +89,7 @@ class ResponseWriter:
             case ReasoningDelta(text):
                 return self._more(ReasoningItem, text)
             case CallStart(_, name):
-                return self._begin(CallItem(name))
+                return self._begin(call_item(self._called.get(name) or CalledTool(name)))
             case ArgumentsDelta(_, text):
                 return self._more(CallItem, text)
 
@@ -122,7 +128,7 @@ class ResponseWriter:
         if not isinstance(self._open, kind):
             events = self._begin(ReasoningItem(self._seals_reasoning) if kind is ReasoningItem else kind())
         assert self._open is not None
-        return [*events, self._item_event(self._open.add(text, log_probs))]
+        return [*events, *map(self._item_event, self._open.add(text, log_probs))]
 
     def _begin(self, item: OutputItem) -> list[Json]:
         events = self._end(COMPLETED)

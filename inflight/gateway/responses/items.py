@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from inflight.gateway.log_probs import TokenLogProb
 from inflight.gateway.opaque_reasoning import seal_reasoning
 from inflight.gateway.partial_json import is_object
+from inflight.gateway.responses.tools import CalledTool, custom_input
 
 Json = dict[str, Any]
 """What JSON has, with log-probs as they come."""
@@ -36,13 +37,15 @@ class OutputItem(ABC):
         """What has been written so far."""
         return "".join(self._pieces)
 
-    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> Json:
-        """Take more text; return the event that tells it."""
+    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> list[Json]:
+        """Take more text; return the event that tells it, if there is one yet."""
         self._pieces.append(text)
-        return self._event(self.delta, delta=text)
+        return [self._event(self.delta, delta=text, **self.place)]
 
     delta: str
     """The type of the event of more text."""
+    place: ClassVar[Json] = {}
+    """The fields of that event that say where the text stands."""
 
     @abstractmethod
     def begin(self) -> list[Json]:
@@ -62,6 +65,8 @@ class OutputItem(ABC):
 
 class _WithPart(OutputItem):
     """An item with one part of text in its content."""
+
+    place: ClassVar[Json] = {"content_index": 0}
 
     @abstractmethod
     def part(self) -> Json:
@@ -90,9 +95,9 @@ class MessageItem(_WithPart):
     def part(self) -> Json:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._log_probs)}
 
-    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> Json:
+    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> list[Json]:
         self._log_probs += log_probs
-        return super().add(text, ()) | {"content_index": 0, "logprobs": list(log_probs)}
+        return [event | {"logprobs": list(log_probs)} for event in super().add(text, ())]
 
     def done(self) -> Json:
         return super().done() | {"logprobs": list(self._log_probs)}
@@ -115,9 +120,6 @@ class ReasoningItem(_WithPart):
     def part(self) -> Json:
         return {"type": "reasoning_text", "text": self.text}
 
-    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> Json:
-        return super().add(text, ()) | {"content_index": 0}
-
     def whole(self, status: str) -> Json:
         content = [] if status == IN_PROGRESS else [self.part()]
         item = {"type": "reasoning", "id": self.id, "status": status, "summary": [], "content": content}
@@ -128,20 +130,47 @@ class CallItem(OutputItem):
     """A call of a function. It is complete with its arguments, whatever ends the output."""
 
     prefix, delta = "fc", "response.function_call_arguments.delta"
+    kind = "function_call"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, tool: CalledTool) -> None:
         super().__init__()
-        self._name, self._call_id = name, random_id("call")
+        names = {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace is not None else {})
+        self._call = {"type": self.kind, "id": self.id, "call_id": random_id("call"), **names}
 
     def begin(self) -> list[Json]:
         return []
 
     def end(self) -> list[Json]:
         kind = "response.function_call_arguments.done"
-        return [self._event(kind, name=self._name, arguments=self.text)]
+        return [self._event(kind, name=self._call["name"], arguments=self.text)]
 
     def whole(self, status: str) -> Json:
         if status != IN_PROGRESS:
             status = COMPLETED if is_object(self.text) else INCOMPLETE
-        fields = {"call_id": self._call_id, "name": self._name, "arguments": self.text}
-        return {"type": "function_call", "id": self.id, "status": status} | fields
+        return {**self._call, "status": status, "arguments": self.text}
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool. Its text is told when all of it is there, since the model writes it as JSON."""
+
+    prefix, delta = "ctc", "response.custom_tool_call_input.delta"
+    kind = "custom_tool_call"
+
+    def add(self, text: str, log_probs: Sequence[TokenLogProb]) -> list[Json]:
+        self._pieces.append(text)
+        return []
+
+    def end(self) -> list[Json]:
+        text = custom_input(self.text)
+        return [
+            self._event(self.delta, delta=text),
+            self._event("response.custom_tool_call_input.done", input=text),
+        ]
+
+    def whole(self, status: str) -> Json:
+        return {**self._call, "status": status, "input": "" if status == IN_PROGRESS else custom_input(self.text)}
+
+
+def call_item(tool: CalledTool) -> CallItem:
+    """Return the item of a call."""
+    return CustomCallItem(tool) if tool.is_custom else CallItem(tool)

@@ -14,7 +14,7 @@ from inflight.gateway.reading import JsonValue
 from inflight.gateway.responses.conversation import read_turns
 from inflight.gateway.responses.fields import LOG_PROBS, RESPONSES_READER, SEALED_REASONING
 from inflight.gateway.responses.text_format import read_text_format
-from inflight.gateway.responses.tools import read_response_tools
+from inflight.gateway.responses.tools import CalledTool, Enforces, read_response_tools
 
 _PASSED_ON = ("model", "stop", "parallel_tool_calls", "user", *PASSED_ON)
 _NAMES = FieldNames(
@@ -22,7 +22,7 @@ _NAMES = FieldNames(
         r"max_completion_tokens": "max_output_tokens",
         r"response_format\.json_schema\b": "text.format",
         r"response_format": "text.format",
-        r"(tools\[\d+\])\.function\b": r"\1",
+        r"(tools\[\d+\](?:\.tools\[\d+\])?)\.function\b": r"\1",
         r"tool_choice\.function\b": "tool_choice",
         r"reasoning_effort": "reasoning.effort",
         r"verbosity": "text.verbosity",
@@ -43,18 +43,23 @@ class ResponsesRequest:
     log_probs: bool
     seals_reasoning: bool
     """Whether reasoning is returned as an opaque text too."""
+    called: Mapping[str, CalledTool]
+    """How calls name the tools, by the functions of the chat."""
     names: FieldNames
     """The chat's fields as this request has them, for errors."""
     ignored: tuple[str, ...]
     """Paths of the fields that are not known."""
 
 
-def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
+def read_request(
+    body: Mapping[str, Any], *, strict: bool, enforces: Enforces = lambda parameters: True
+) -> ResponsesRequest:
     """Check a body and convert it.
 
     Args:
         body: the JSON object of the request.
         strict: whether fields that would have no effect are refused.
+        enforces: whether the model's format of calls can hold arguments to a schema.
 
     Raises:
         ApiError: 400, naming the field by its path.
@@ -64,7 +69,7 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
         message = 'truncation is "disabled", and truncate_prompt_tokens asks to cut the prompt; give one of them'
         raise invalid(message, "truncation")
     ignored: list[str] = []
-    tools = read_response_tools(_value(fields, "tools", ignored), _value(fields, "tool_choice", ignored))
+    tools = read_response_tools(_value(fields, "tools", ignored), _value(fields, "tool_choice", ignored), enforces)
     text = read_text_format(_value(fields, "text", ignored))
     included, top_log_probs = fields.get("include", ()), fields.get("top_logprobs", 0)
     reasoning = fields.get("reasoning", {})
@@ -88,6 +93,7 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
         stream=fields.get("stream", False),
         log_probs=log_probs,
         seals_reasoning=SEALED_REASONING in included,
+        called=tools.called,
         names=_NAMES.at(messages=turns.places(), tools=tools.places),
         ignored=fields.naming(ignored, strict=strict).ignored,
     )

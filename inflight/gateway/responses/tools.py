@@ -1,89 +1,222 @@
-"""Tools and their choice, as the Responses API writes them, to those of chat completions."""
+"""Tools and their choice, as the Responses API writes them, to those of chat completions.
+
+Chats have functions alone. A namespace is its functions, under joined names; a custom tool is a function with one text.
+Tools that a server would run, and what the model's format cannot hold, are left out and named.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from inflight.gateway.partial_json import corrected_object
 from inflight.gateway.reading import JsonValue, check_callers
+from inflight.gateway.responses.grammars import pattern_of_lark
 from inflight.gateway.values import boolean, mapping, one_of
 
-_TOOL = frozenset({"type", "name", "description", "parameters", "strict"})
+_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
+_CUSTOM = frozenset({"type", "name", "description", "format"})
+_NAMESPACE = frozenset({"type", "name", "description", "tools"})
 _ASKING = frozenset({"allowed_callers", "async", "defer_loading", "output_schema"})
-"""Fields of a function that ask for what is not served, unless they say what is so anyway."""
-_OWN_TOOLS = "this server runs no tools; it serves functions, which the client calls"
+"""Fields of a tool that ask for what is not served, unless they say what is so anyway."""
+_OWN_TOOLS = "this server runs no tools; it serves functions and custom tools, which the client calls"
+Enforces = Callable[[dict[str, Any]], bool]
+"""Tells whether the model's format of calls can hold arguments to a schema."""
+_INPUT = "input"
+"""The one argument of a custom tool's function."""
+
+
+@dataclass(frozen=True)
+class CalledTool:
+    """A tool as calls name it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def function(self) -> str:
+        """The name of its function in the chat."""
+        return function_name(self.name, self.namespace)
 
 
 @dataclass(frozen=True)
 class ResponseTools:
     """The tools of a request."""
 
-    chat: list[dict[str, Any]]
+    chat: list[dict[str, Any]] = field(default_factory=list)
     """As chat completions take them: those that may be called."""
-    choice: str | dict[str, Any]
+    choice: str | dict[str, Any] = "auto"
     """As chat completions take it."""
-    shown: list[dict[str, Any]]
+    shown: list[dict[str, Any]] = field(default_factory=list)
     """As the response repeats them."""
-    shown_choice: str | dict[str, Any]
-    places: list[str]
+    shown_choice: str | dict[str, Any] = "auto"
+    places: list[str] = field(default_factory=list)
     """The path in the request of each tool that may be called."""
+    called: Mapping[str, CalledTool] = field(default_factory=dict)
+    """How a call names a tool, by the name of its function in the chat."""
 
 
-def read_response_tools(tools: JsonValue | None, choice: JsonValue | None) -> ResponseTools:
+@dataclass(frozen=True)
+class _Callable:
+    """A tool that may be called."""
+
+    called: CalledTool
+    chat: dict[str, Any]
+    """The function of a chat."""
+    place: str
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name that the model sees: a function of a namespace has the namespace's before its own."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of a custom tool's function, which gets this text."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text that a custom tool gets, of the arguments that the model has written for its function."""
+    read = json.loads(corrected_object(arguments) or "{}")
+    text = read.get(_INPUT, "" if _INPUT in arguments else arguments)
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+
+def read_response_tools(
+    tools: JsonValue | None, choice: JsonValue | None, enforces: Enforces = lambda parameters: True
+) -> ResponseTools:
     """Return the tools and their choice.
+
+    Args:
+        tools: of the request.
+        choice: its ``tool_choice``.
+        enforces: whether the model's format of calls can hold arguments to a schema.
 
     Raises:
         ApiError: naming the tool and what is wrong with it.
     """
-    given = tools.elements() if tools is not None else []
-    shown = [_read_tool(tool) for tool in given]
-    places = [tool.path for tool in given]
-    names = [tool["name"] for tool in shown]
+    reader = _Reader(enforces)
+    shown = [one for tool in (tools.elements() if tools is not None else []) for one in reader.read(tool)]
+    found = reader.found
     if choice is None:
-        return ResponseTools(_as_chat(shown), "auto", shown, "auto", places)
+        return _tools(found, "auto", shown, "auto")
     if isinstance(choice.value, str):
         mode = choice.read(one_of("none", "auto", "required"))
-        if mode == "required" and not shown:
+        if mode == "required" and not found:
             raise choice.error('is "required"; it needs tools')
-        return ResponseTools(_as_chat(shown), mode, shown, mode, places)
+        return _tools(found, mode, shown, mode)
     kind = choice.need("type")
-    match kind.text():
-        case "function":
-            named = {"type": "function", "name": _known(choice, names)}
-            chat_choice = {"type": "function", "function": {"name": named["name"]}}
-            return ResponseTools(_as_chat(shown), chat_choice, shown, named, places)
-        case "allowed_tools":
-            return _allowed(choice, shown, places)
-    raise kind.refusal(_OWN_TOOLS)
+    if kind.text() == "allowed_tools":
+        return _allowed(choice, found, shown)
+    named = _known(choice, found)
+    chat_choice = {"type": "function", "function": {"name": named.called.function}}
+    return _tools(found, chat_choice, shown, choice.object())
 
 
-def _allowed(choice: JsonValue, shown: list[dict[str, Any]], places: list[str]) -> ResponseTools:
+def _tools(
+    found: list[_Callable], choice: str | dict[str, Any], shown: list[dict[str, Any]], shown_choice: Any
+) -> ResponseTools:
+    chat = [{"type": "function", "function": one.chat} for one in found]
+    called = {one.called.function: one.called for one in found}
+    return ResponseTools(chat, choice, shown, shown_choice, [one.place for one in found], called)
+
+
+def _allowed(choice: JsonValue, found: list[_Callable], shown: list[dict[str, Any]]) -> ResponseTools:
     """Return the tools that a choice allows, of all that there are."""
-    names = [tool["name"] for tool in shown]
-    allowed = [_known(tool, names) for tool in choice.need("tools").elements()]
-    mode = choice.need("mode").read(one_of("auto", "required"))
+    given, mode = choice.need("tools"), choice.need("mode").read(one_of("auto", "required"))
+    allowed = [_known(tool, found) for tool in given.elements()]
     if not allowed:
-        raise choice.need("tools").error("is empty; it must name at least one tool")
-    rest = [(tool, place) for tool, place in zip(shown, places, strict=True) if tool["name"] in allowed]
-    chat = _as_chat([tool for tool, _ in rest])
-    return ResponseTools(chat, mode, shown, choice.object(), [place for _, place in rest])
+        raise given.error("is empty; it must name at least one tool")
+    return _tools([one for one in found if one in allowed], mode, shown, choice.object())
 
 
-def _read_tool(tool: JsonValue) -> dict[str, Any]:
-    """Return a tool as the response repeats it: whole, with what is absent as null."""
-    kind = tool.need("type")
-    if kind.text() != "function":
-        raise kind.refusal(f"{kind.text()[:64]!r}; {_OWN_TOOLS}")
-    tool.only(_TOOL | _ASKING)
-    _check_asking(tool)
-    description, parameters, strict = (tool.get(name) for name in ("description", "parameters", "strict"))
-    return {
-        "type": "function",
-        "name": tool.need("name").name(),
-        "description": description and description.text(),
-        "parameters": parameters and parameters.read(mapping()),
-        "strict": bool(strict is not None and strict.read(boolean())),
-    }
+def _known(choice: JsonValue, found: list[_Callable]) -> _Callable:
+    """Return the tool that a choice names. Raises ApiError: none is this one, or its type is not served."""
+    kind = choice.need("type")
+    if kind.text() not in ("function", "custom"):
+        raise kind.refusal(_OWN_TOOLS)
+    name, namespace = choice.need("name"), choice.get("namespace")
+    wanted = CalledTool(name.text(), namespace.text() if namespace else None, kind.text() == "custom")
+    for one in found:
+        if one.called == wanted:
+            return one
+    raise name.error(f"is {name.text()[:64]!r}; no {kind.text()} tool of the request that is served has this name")
+
+
+class _Reader:
+    """Reads the tools of one request."""
+
+    def __init__(self, enforces: Enforces) -> None:
+        self.found: list[_Callable] = []
+        self._enforces = enforces
+
+    def read(self, tool: JsonValue, namespace: str | None = None) -> list[dict[str, Any]]:
+        """Add what may be called to ``found``; return the tool as the response repeats it, if it is not left out."""
+        kind = tool.need("type").text()
+        shown = None
+        if kind == "function":
+            shown = self._function(tool, namespace)
+        elif kind == "custom":
+            shown = self._custom(tool, namespace)
+        elif kind == "namespace" and namespace is None:
+            shown = self._namespace(tool)
+        if shown is None:
+            tool.ignored.append(f"{tool.path}.{kind}")
+        return [] if shown is None else [shown]
+
+    def _namespace(self, tool: JsonValue) -> dict[str, Any]:
+        tool.only(_NAMESPACE)
+        name, description = tool.need("name").name(), tool.get("description")
+        inner = [shown for one in tool.need("tools").elements() for shown in self.read(one, name)]
+        return {"type": "namespace", "name": name, "description": description and description.text(), "tools": inner}
+
+    def _function(self, tool: JsonValue, namespace: str | None) -> dict[str, Any]:
+        """Return a function whole, with what is absent as null."""
+        tool.only(_FUNCTION | _ASKING)
+        _check_asking(tool)
+        description, parameters, strict = (tool.get(name) for name in ("description", "parameters", "strict"))
+        shown: dict[str, Any] = {
+            "type": "function",
+            "name": tool.need("name").name(),
+            "description": description and description.text(),
+            "parameters": parameters and parameters.read(mapping()),
+            "strict": bool(strict is not None and strict.read(boolean())),
+        }
+        given = {name: value for name, value in shown.items() if name != "type" and value is not None}
+        self._add(CalledTool(shown["name"], namespace), given, tool)
+        return shown
+
+    def _custom(self, tool: JsonValue, namespace: str | None) -> dict[str, Any] | None:
+        """Return a custom tool; None: its grammar cannot be enforced."""
+        tool.only(_CUSTOM | _ASKING)
+        _check_asking(tool)
+        name, description, form = tool.need("name").name(), tool.get("description"), tool.get("format")
+        text: dict[str, Any] = {"type": "string"}
+        parameters: dict[str, Any] = {"type": "object", "properties": {_INPUT: text}, "required": [_INPUT]}
+        strict = form is not None and form.need("type").read(one_of("text", "grammar")) == "grammar"
+        if form is not None and strict:
+            if (pattern := _pattern(form)) is None:
+                return None
+            text["pattern"], parameters["additionalProperties"] = f"^(?:{pattern})$", False
+            if not self._enforces(parameters):
+                return None
+        function = {"description": description.text() if description else "", "parameters": parameters}
+        self._add(CalledTool(name, namespace, is_custom=True), function | {"strict": strict}, tool)
+        shown = {"type": "custom", "name": name, "description": description and description.text()}
+        return shown | ({"format": form.object()} if form is not None else {})
+
+    def _add(self, called: CalledTool, function: dict[str, Any], tool: JsonValue) -> None:
+        self.found.append(_Callable(called, function | {"name": called.function}, tool.path))
+
+
+def _pattern(form: JsonValue) -> str | None:
+    """Return the regular expression of a grammar; None: it has none."""
+    definition = form.need("definition").name()
+    return definition if form.need("syntax").read(one_of("lark", "regex")) == "regex" else pattern_of_lark(definition)
 
 
 def _check_asking(tool: JsonValue) -> None:
@@ -95,22 +228,3 @@ def _check_asking(tool: JsonValue) -> None:
         deferred.left_out(False)  # all tools are in the prompt
     if (schema := tool.get("output_schema")) is not None:
         schema.left_out({})  # no chat template has a place for it
-
-
-def _as_chat(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    chat = []
-    for tool in tools:
-        function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-        chat.append({"type": "function", "function": function})
-    return chat
-
-
-def _known(choice: JsonValue, names: list[str]) -> str:
-    """Return the name of the function that a choice names. Raises ApiError: no tool has the name."""
-    kind = choice.need("type")
-    if kind.text() != "function":
-        raise kind.refusal(_OWN_TOOLS)
-    name = choice.need("name")
-    if name.text() not in names:
-        raise name.error(f"is {name.text()[:64]!r}; no tool of the request has this name")
-    return name.text()

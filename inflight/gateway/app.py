@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from inflight.gateway.chat import chat_completions
 from inflight.gateway.completions import completions
@@ -112,8 +112,18 @@ def _labels(routes: list[Served]) -> Callable[[str], str]:
 def _no_route(request: Request, error: Exception) -> NoReturn:
     """Raise the ApiError of a path or a method that the table does not have."""
     assert isinstance(error, HTTPException), "it is the handler of these alone"
-    message = f"there is no {request.method} {request.url.path[:200]}"
+    message = f"there is no {request.method} {request.url.path[:200]}{_meant(request)}"
     if allowed := (error.headers or {}).get("Allow"):
         message += f"; it takes {allowed}"
     code = _CODES.get(error.status_code)
     raise ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _meant(request: Request) -> str:
+    """Return a hint to the route that a path means which lacks ``/v1``, or has it twice; empty: it is none."""
+    path = request.url.path
+    for other in (f"/v1{path}", path.removeprefix("/v1")):
+        for route in request.app.routes:
+            if other != path and route.matches({**request.scope, "path": other})[0] is Match.FULL:
+                return f"; {other} is meant: base URLs of OpenAI's clients end with /v1, those of Anthropic's do not"
+    return ""

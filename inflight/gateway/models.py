@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -29,7 +30,9 @@ async def metrics(request: Request) -> Response:
 async def list_models(request: Request) -> Response:
     """Answer with all names of the model."""
     gateway = gateway_of(request)
-    return JSONResponse({"object": "list", "data": [_model(gateway, name) for name in gateway.model_names]})
+    names = gateway.model_names
+    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JSONResponse({"object": "list", "data": [_model(gateway, name) for name in names], **pages})
 
 
 async def retrieve_model(request: Request) -> Response:
@@ -39,6 +42,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    """Return a model as OpenAI, vLLM and Anthropic describe one."""
     return {
         "id": name,
         "object": "model",
@@ -47,4 +51,10 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
         "root": gateway.model_name,
         "parent": None if name == gateway.model_name else gateway.model_name,
         "max_model_len": gateway.max_model_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(gateway.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": gateway.max_model_len,
+        "max_tokens": gateway.max_model_len,
     }

@@ -14,7 +14,8 @@ import re
 from typing import Any
 
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from inflight.gateway.errors import ApiError
 
@@ -124,6 +125,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Begin to answer."""
         if not self._deaf:
             super().on_headers_complete()  # raises where the URL is none
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
             self._in_head, self._beside_bytes, self._refused_bytes = False, 0, 0
             self._disarm()
             self._forget_unread()
@@ -196,6 +199,24 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Unchunked:
+    """Sends an answer to a client of HTTP/1.0, which knows no chunks: a stream ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._send, self._is_open = cycle, cycle.send, False
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self._is_open = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if self._is_open:
+                self._cycle.chunked_encoding = False
+        elif self._is_open and message["type"] == "http.response.body":
+            # uvicorn counts what is left of a length that is announced: this part, and something if more comes.
+            self._cycle.expected_content_length = len(message.get("body", b"")) + message.get("more_body", False)
+        await self._send(message)
 
 
 def _without_offer(data: bytes) -> bytes:

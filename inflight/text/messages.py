@@ -50,8 +50,8 @@ def _content(message: Message, place: str) -> str | None:
     content = message.get("content")
     if isinstance(content, str) or (content is None and "tool_calls" in message):
         return content
-    if content is None and message.get("role") == "assistant" and message.get("reasoning"):
-        return ""  # an answer that was cut off in its reasoning
+    if content is None and message.get("role") == "assistant":
+        return ""  # an answer of nothing, or one that was cut off in its reasoning
     if not isinstance(content, list):
         raise InvalidRequest(f"{place}.content is {json.dumps(content)}; it must be a string")
     if not content:

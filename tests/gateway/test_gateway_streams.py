@@ -92,18 +92,18 @@ def hasty(work: Work) -> Iterator[Inside]:
         yield served
 
 
-def _connect(running: Inside, path: str, body: dict[str, Any], receive_bytes: int = 0) -> socket.socket:
-    """Send a request and return its connection; ``receive_bytes``: of its buffer."""
+def _connect(
+    running: Inside, path: str, body: dict[str, Any], receive_bytes: int = 0, version: str = "1.1"
+) -> socket.socket:
+    """Send a request and return its connection; ``receive_bytes``: of its buffer; ``version``: of HTTP."""
     connection = socket.socket()
     if receive_bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     connection.settimeout(60)
     connection.connect(("127.0.0.1", running.port))
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + content)
+    head = f"POST {path} HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
+    connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 
 
@@ -119,6 +119,22 @@ def test_events_come_as_they_are_made(running: Inside, work: Work) -> None:
             work.allowed += 1
     assert [json.loads(line.removeprefix("data: "))["index"] for line in lines[:-1]] == [0, 1, 2, 3]
     assert lines[-1] == "data: [DONE]"
+
+
+def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_the_connection(running: Inside) -> None:
+    with _connect(running, "/stream", {"count": 2}, version="1.0") as connection:
+        head, _, body = rest_of(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    events = ['data: {"index": 0, "text": ""}', 'data: {"index": 1, "text": ""}', "data: [DONE]", ""]
+    assert body.decode().split("\n\n") == events
+
+
+def test_a_client_of_http_1_0_gets_the_length_of_a_whole_answer(running: Inside) -> None:
+    with _connect(running, "/whole", {"count": 2}, version="1.0") as connection:
+        head, _, body = rest_of(connection).partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}".encode() in head.lower()
+    assert json.loads(body) == {"events": 2}
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -67,6 +68,35 @@ def test_what_is_not_there_has_openais_shape(alone: Inside, method: str, path: s
         reply = client.send(httpx.Request(method, f"{alone.url}{path}"))
     assert (reply.status_code, _error(reply)["code"]) == (status, code)
     assert ("allow" in reply.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/responses", "/v1/responses"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/models/demo", None),
+        ("/v1/chat", None),
+    ],
+)
+def test_a_path_without_v1_or_with_two_says_which_one_is_meant(alone: Inside, path: str, meant: str | None) -> None:
+    with alone.client() as client:
+        reply = client.post(path, json={})
+    assert reply.status_code == 404
+    message = reply.json()["error"]["message"]
+    hint = "base URLs of OpenAI's clients end with /v1, those of Anthropic's do not"
+    assert message == f"there is no POST {path}" + (f"; {meant} is meant: {hint}" if meant else "")
+
+
+def test_a_model_is_described_as_anthropics_clients_want_it() -> None:
+    with inside(model_name="org/demo", model_aliases=("gpt-4o",)) as running, running.client() as client:
+        listed = client.get("/v1/models?limit=1000").json()
+        assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "org/demo", "gpt-4o")
+        first, second = listed["data"]
+        assert (first["type"], first["display_name"], second["display_name"]) == ("model", "org/demo", "gpt-4o")
+        assert datetime.fromisoformat(first["created_at"]).timestamp() == first["created"]
+        assert first["max_input_tokens"] == first["max_model_len"]
 
 
 def test_models_lists_the_name_and_the_aliases() -> None:

@@ -110,6 +110,11 @@ def test_half_a_character_is_refused_wherever_it_comes_from() -> None:
     assert ChatTemplate("{{ messages[0].role }}", {}).render([{"role": "user", "content": half}]) == "user"
 
 
+def test_an_answer_of_nothing_may_come_back_as_the_gateway_sends_it() -> None:
+    for nothing in ({"content": None}, {}, {"content": None, "tool_calls": []}):
+        assert parse_messages(json.dumps([{"role": "assistant", **nothing}])) == [{"role": "assistant", "content": ""}]
+
+
 def test_a_tool_call_may_have_no_content() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     expected = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -229,7 +234,7 @@ def test_defaults_that_a_template_sets_are_options() -> None:
         ),
         ({"role": "tool", "content": "x", "tool_call_id": 1}, r"messages\[0\].tool_call_id is 1"),
         ({"role": "assistant", "content": "x", "reasoning": 1}, r"messages\[0\].reasoning is 1"),
-        ({"role": "assistant"}, r"messages\[0\].content is null"),
+        ({"role": "tool", "content": None}, r"messages\[0\].content is null"),
         ({"role": "user", "content": []}, r"messages\[0\].content is \[\]"),
         ({"role": "user", "content": [{"type": "text"}]}, r"messages\[0\].content\[0\].text is null"),
     ],

@@ -2,7 +2,8 @@
 
 All that the assistant says in a row, reasoning, texts and calls, is one message. The output of a call stands behind the
 message that has the call, whatever came between the two. What leads the conversation, of the system and the developer,
-is one message, since most templates know one, at the beginning.
+is one message, since most templates know one, at the beginning. Where the template refuses or drops a later one, its
+text is the user's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from inflight.text.chat import ChatTemplate
 
 Message = dict[str, Any]
 _LEADING = ("system", "developer")
@@ -36,12 +39,30 @@ class _Turn:
         return message | ({"tool_calls": self.calls} if self.calls else {})
 
 
+@dataclass(frozen=True)
+class TurnRules:
+    """What a chat template takes."""
+
+    late_system: bool = True
+    """Messages of the system that do not lead the conversation."""
+    users_in_a_row: bool = True
+
+    @classmethod
+    def of(cls, template: ChatTemplate | None) -> TurnRules:
+        """Return the rules of a template."""
+        return cls() if template is None else cls(template.takes_late_system, template.takes_users_in_a_row)
+
+
 class Turns:
     """The messages of one conversation."""
 
-    def __init__(self, *, merges_users: bool = False) -> None:
-        """``merges_users``: what the user says in a row is one message too."""
-        self._merges_users = merges_users
+    def __init__(self, rules: TurnRules, *, merges_users: bool = False) -> None:
+        """
+        Args:
+            rules: of the chat template.
+            merges_users: what the user says in a row is one message, whatever the template takes.
+        """
+        self._rules, self._merges_users = rules, merges_users or not rules.users_in_a_row
         self._turns: list[_Turn] = []
         self._calls: dict[str, tuple[_Turn, str]] = {}
         """The turn and the function of each call, by the call's id."""
@@ -51,7 +72,10 @@ class Turns:
     def say(self, role: str, text: str, place: str) -> None:
         """Add what the user, the system or the developer says, which stands at ``place`` in the request."""
         last = self._turns[-1] if self._turns else None
-        if last is not None and role in _LEADING and last.role in _LEADING and len(self._turns) == 1:
+        leads = last is None or (last.role in _LEADING and len(self._turns) == 1)
+        if role in _LEADING and not leads and not self._rules.late_system:
+            role = "user"
+        if last is not None and role in _LEADING and leads:
             last.texts.append(text)
             last.role = role if role == last.role else "system"
         elif last is not None and role == last.role == "user" and self._merges_users:

@@ -111,6 +111,25 @@ class ChatTemplate:
         return self._render(self._as_expected(messages), options)
 
     @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the template shows a message of the system that does not lead the conversation."""
+        return self._takes("user", "system", "user") and self._takes("user", "system", "assistant", "user")
+
+    @cached_property
+    def takes_users_in_a_row(self) -> bool:
+        """Whether the template shows two messages of the user one after the other."""
+        return self._takes("user", "user")
+
+    def _takes(self, *roles: str) -> bool:
+        """Return whether the template shows the text of each message of a conversation with these roles."""
+        messages: list[Message] = [{"role": role, "content": f"probe{index}"} for index, role in enumerate(roles)]
+        try:
+            prompt = self._render(self._as_expected(messages), {})
+        except InvalidRequest:
+            return False
+        return all(message["content"] in prompt for message in messages)
+
+    @cached_property
     def _dialect(self) -> _Dialect:
         """How the template takes calls: transformers' own form is an object of arguments and a content of None."""
         fitting = (one for one in _DIALECTS if self._shows(_probes(None), one, _CALLED))

@@ -24,6 +24,10 @@ CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [USER, assistant(CALL), user(RESULT | {"content": "no", "is_error": True})],
         [USER, CALLED, TOOL_MESSAGE | {"content": "Error: no"}],
     ),
+    (
+        [USER, assistant(CALL), user(RESULT | {"content": [{"type": "tool_reference", "tool_name": "sub"}]})],
+        [USER, CALLED, TOOL_MESSAGE | {"content": "The tool sub is available now."}],
+    ),
     ([USER, assistant(CALL), user(RESULT | {"content": None})], [USER, CALLED, TOOL_MESSAGE | {"content": ""}]),
     (
         [USER, assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}, text("Yes."), CALL), user(RESULT)],

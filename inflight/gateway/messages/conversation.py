@@ -7,7 +7,7 @@ import re
 
 from inflight.gateway.opaque_reasoning import open_reasoning
 from inflight.gateway.reading import JsonValue
-from inflight.gateway.turns import Turns
+from inflight.gateway.turns import TurnRules, Turns
 from inflight.gateway.values import boolean, mapping, one_of
 
 _ROLE = one_of("user", "assistant", "system")
@@ -15,19 +15,20 @@ _TEXT = frozenset({"type", "text", "cache_control", "citations"})
 _CALL = frozenset({"type", "id", "name", "input", "cache_control", "caller"})
 _RESULT = frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"})
 _THINKING = frozenset({"type", "thinking", "signature", "cache_control"})
+_REFERENCE = frozenset({"type", "tool_name", "cache_control"})
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """Claude Code begins the system's text with a line for Anthropic's accounts, which changes with every request: left in
 the prompt, no prefix of it would ever be reused."""
 _TEXT_ALONE = "the models served take text"
 
 
-def read_turns(system: JsonValue | None, messages: JsonValue) -> Turns:
-    """Return the chat of a request's ``system`` and ``messages``.
+def read_turns(system: JsonValue | None, messages: JsonValue, rules: TurnRules) -> Turns:
+    """Return the chat of a request's ``system`` and ``messages``, by the ``rules`` of the chat template.
 
     Raises:
         ApiError: naming the block and what is wrong with it.
     """
-    turns = Turns(merges_users=True)
+    turns = Turns(rules, merges_users=True)
     text = "" if system is None else _BILLING_LINE.sub("", _read_system(system))
     if text:
         turns.say("system", text, "system")
@@ -140,6 +141,9 @@ def _block_type(block: JsonValue) -> JsonValue:
 
 def _read_text(block: JsonValue, kind: JsonValue) -> str:
     """Return the text of a block of text. Raises ApiError: it is of another type."""
+    if kind.value == "tool_reference":
+        block.only(_REFERENCE)
+        return f"The tool {block.need('tool_name').name()} is available now."
     if kind.value in ("image", "document", "search_result", "container_upload"):
         raise kind.refusal(f"{kind.value}; {_TEXT_ALONE}")
     if kind.value != "text":

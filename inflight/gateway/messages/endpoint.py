@@ -24,6 +24,7 @@ from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.requests import state_of
 from inflight.gateway.sampling import prompt_room
 from inflight.gateway.sse import EventStream, event, while_connected
+from inflight.gateway.turns import TurnRules
 from inflight.gateway.values import same
 
 
@@ -43,7 +44,8 @@ async def create_message(request: Request) -> Response:
 
 
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[MessagesRequest, Fields, Job]:
-    asked = read_message_request(body, strict=gateway.settings.strict_fields)
+    rules = TurnRules.of(gateway.chat_template)
+    asked = read_message_request(body, strict=gateway.settings.strict_fields, rules=rules)
     if asked.chat.get("truncate_prompt_tokens") == -1:
         asked.chat["truncate_prompt_tokens"] = prompt_room(gateway, asked.max_tokens)
     fields = _chat_fields(gateway, asked)
@@ -58,7 +60,8 @@ async def count_tokens(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def count_of(body: dict[str, Any]) -> tuple[Fields, int]:
-        asked = read_count_request(body, strict=gateway.settings.strict_fields)
+        rules = TurnRules.of(gateway.chat_template)
+        asked = read_count_request(body, strict=gateway.settings.strict_fields, rules=rules)
         fields = _chat_fields(gateway, asked)
         return fields, prompt_tokens_of(gateway, fields, asked.names)
 

@@ -13,6 +13,7 @@ from inflight.gateway.messages.conversation import read_turns
 from inflight.gateway.messages.fields import COUNT_TOKENS_READER, MESSAGES_READER
 from inflight.gateway.messages.tools import read_message_tools
 from inflight.gateway.reading import JsonValue
+from inflight.gateway.turns import TurnRules
 from inflight.gateway.values import integer, mapping, one_of
 
 _NAMES = FieldNames(
@@ -26,6 +27,7 @@ _NAMES = FieldNames(
         r"^stop": "stop_sequences",
     }
 )
+_ALL_TURNS = TurnRules()
 _THINKING = one_of("enabled", "disabled", "adaptive")
 
 
@@ -48,25 +50,26 @@ class MessagesRequest:
     """Paths of the fields that are not known, or that nothing can be done about."""
 
 
-def read_message_request(body: Mapping[str, Any], *, strict: bool) -> MessagesRequest:
+def read_message_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRules = _ALL_TURNS) -> MessagesRequest:
     """Check the body of a request for a message and convert it.
 
     Args:
         body: the JSON object of the request.
         strict: whether fields that would have no effect are refused.
+        rules: what the chat template takes.
 
     Raises:
         ApiError: 400, naming the field by its path.
     """
-    return _read(MESSAGES_READER, body, strict)
+    return _read(MESSAGES_READER, body, strict, rules)
 
 
-def read_count_request(body: Mapping[str, Any], *, strict: bool) -> MessagesRequest:
+def read_count_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRules = _ALL_TURNS) -> MessagesRequest:
     """Check the body of a request for the number of a prompt's tokens and convert it, as ``read_message_request``."""
-    return _read(COUNT_TOKENS_READER, body, strict)
+    return _read(COUNT_TOKENS_READER, body, strict, rules)
 
 
-def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequest:
+def _read(reader: Reader, body: Mapping[str, Any], strict: bool, rules: TurnRules) -> MessagesRequest:
     fields = reader.read(body, strict=strict)
     ignored: list[str] = []
 
@@ -74,7 +77,7 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
         return JsonValue(fields.get(name), name, ignored) if name in fields else None
 
     chat = {name: fields.get(name) for name in ("model", *PASSED_ON) if name in fields}
-    turns = read_turns(value("system"), JsonValue(fields.get("messages"), "messages", ignored))
+    turns = read_turns(value("system"), JsonValue(fields.get("messages"), "messages", ignored), rules)
     chat["messages"] = turns.messages()
     if chat["messages"][-1]["role"] == "assistant":
         chat["continue_final_message"] = True

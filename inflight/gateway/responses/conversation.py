@@ -8,7 +8,7 @@ from inflight.gateway.opaque_reasoning import open_reasoning
 from inflight.gateway.partial_json import corrected_object, is_object
 from inflight.gateway.reading import JsonValue
 from inflight.gateway.responses.tools import custom_arguments, function_name
-from inflight.gateway.turns import Turns
+from inflight.gateway.turns import TurnRules, Turns
 from inflight.gateway.values import one_of
 
 _MESSAGE = frozenset({"type", "role", "content", "id", "status", "phase"})
@@ -25,13 +25,13 @@ MOST_CUT = 1 << 18
 _NO_STORE = "nothing is stored; send the item itself"
 
 
-def read_turns(instructions: str | None, source: JsonValue) -> Turns:
-    """Return the chat of a request's ``instructions`` and its ``input``, the ``source``.
+def read_turns(instructions: str | None, source: JsonValue, rules: TurnRules) -> Turns:
+    """Return the chat of a request's ``instructions`` and its ``input``, the ``source``, by the template's ``rules``.
 
     Raises:
         ApiError: naming the item and what is wrong with it.
     """
-    turns = Turns()
+    turns = Turns(rules)
     if instructions:
         turns.say("system", instructions, "instructions")
     if isinstance(source.value, str):

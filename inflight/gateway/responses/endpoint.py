@@ -25,6 +25,7 @@ from inflight.gateway.responses.items import Json
 from inflight.gateway.responses.log_probs import TextLogProbs
 from inflight.gateway.responses.request import ResponsesRequest, read_request
 from inflight.gateway.sse import EventStream, event, while_connected
+from inflight.gateway.turns import TurnRules
 from inflight.gateway.workers import off_loop, written
 from inflight.text.output.events import ContentDelta
 
@@ -34,8 +35,8 @@ async def create_response(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: Json) -> tuple[ResponsesRequest, Fields, Job, _Answer]:
-        enforces = partial(can_enforce, gateway.chat_format)
-        asked = read_request(body, strict=gateway.settings.strict_fields, enforces=enforces)
+        rules, enforces = TurnRules.of(gateway.chat_template), partial(can_enforce, gateway.chat_format)
+        asked = read_request(body, strict=gateway.settings.strict_fields, rules=rules, enforces=enforces)
         fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
         job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
         guide_param = asked.names.path(job.guide_param)

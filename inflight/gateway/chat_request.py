@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -43,8 +44,11 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
     """
     tools, choice = read_tools(fields)
     prompt, ids = chat_prompt(fields, gateway, tools)
-    guide = chat_guide(fields, gateway, prompt, tools, choice, lambda: _thinking_is_off(fields, gateway, tools, prompt))
-    form = gateway.chat_format
+    thinking_is_off = functools.cache(lambda: _thinking_is_off(fields, gateway, tools, prompt))
+    guide = chat_guide(fields, gateway, prompt, tools, choice, thinking_is_off)
+    form, sampling = gateway.chat_format, sampling_arguments(fields, gateway)
+    stops = sampling["stop_strings"]
+    searches = bool(stops) and form.has_thought(prompt) and not thinking_is_off()
     top = _top_log_probs(fields)
     engine_request = generate_request(
         request,
@@ -52,7 +56,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         gateway,
         ids,
         "messages",
-        **sampling_arguments(fields, gateway),
+        **sampling | ({"stop_strings": []} if searches else {}),
         max_tokens=fields.either("max_completion_tokens", "max_tokens"),
         stream=stream,
         guide=guide.guide,
@@ -69,6 +73,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         reasoning_open=form.opens_reasoning(prompt),
         show_special=not fields.get("skip_special_tokens", True),
         show_stop=fields.get("include_stop_str_in_output", False),
+        shown_stops=tuple(stops) if searches else (),
         prompt_param="messages",
         guide_param=guide.param,
         has_form=guide.has_form,

@@ -7,8 +7,9 @@ collected. What a choice says, joined, does not depend on how the engine cut it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from inflight.errors import InflightError
@@ -16,6 +17,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
 from inflight.gateway.request_errors import request_error
+from inflight.gateway.shown_stops import ShownStops
 from inflight.gateway.workers import off_loop
 from inflight.text.output.events import CallStart, OutputEvent
 from inflight.text.output.format import ChatFormat
@@ -45,6 +47,8 @@ class Job:
     """Whether special tokens are shown as text."""
     show_stop: bool = False
     """Whether the stop string that ends a choice is shown."""
+    shown_stops: tuple[str, ...] = ()
+    """Stop strings that are looked for in the answer alone: its prompt lets the model think. The engine has none."""
     by_token: bool = False
     """Whether what comes is yielded token by token, however the engine sends it."""
     prompt_param: str = "prompt"
@@ -105,7 +109,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     deltas = gateway.engine.generate(sample.request if sample else job.request)
     scores: PromptScores | None = None
     waiting: list[EngineDelta] = []
-    size = 1 if job.by_token else max(1, _LOG_PROBS_AT_ONCE // (1 + job.request.top_log_probs))
+    size = 1 if job.by_token or job.shown_stops else max(1, _LOG_PROBS_AT_ONCE // (1 + job.request.top_log_probs))
     try:
         async for delta in deltas:
             if sample:
@@ -115,12 +119,16 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
             if job.request.prompt_log_probs is not None and scores is None:
                 continue  # they come with one of the choices, and belong before all of them
             for one in waiting:
-                choices[one.index].count(one)
+                choice = choices[one.index]
+                choice.count(one)
                 for number, part in enumerate(_parts(one, size)):
                     if number:
                         await asyncio.sleep(0)  # others have their turn in between
-                    yield choices[one.index].push(part, _usage(job.request.prompt, choices), scores)
+                    if not choice.stopped:
+                        yield choice.push(part, partial(_usage, job.request.prompt, choices), scores)
             waiting.clear()
+            if all(choice.stopped for choice in choices):
+                return
     except InflightError as error:
         raise request_error(error, job.prompt_param, job.guide_param, job.request.guide) from error
     finally:
@@ -173,15 +181,23 @@ class _Choice:
         self._characters = 0
         """Of the text shown so far, without markers."""
         self._called = False
-        self.output_tokens = self.cached_tokens = 0
+        self._stops = ShownStops(job.shown_stops, job.show_stop) if job.shown_stops else None
+        self._taken = self.output_tokens = self.cached_tokens = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended it, while the engine may go on."""
+        return self._stops is not None and self._stops.found is not None
 
     def count(self, delta: EngineDelta) -> None:
-        """Count what the engine says of its tokens."""
+        """Count what the engine says of its tokens; those behind a stop string are not the answer's."""
+        if self.stopped:
+            return
         self.output_tokens = max(self.output_tokens, delta.output_tokens)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
 
-    def push(self, delta: EngineDelta, usage: Usage, scores: PromptScores | None) -> ChoiceDelta:
-        """Take a response of the engine."""
+    def push(self, delta: EngineDelta, usage: Callable[[], Usage], scores: PromptScores | None) -> ChoiceDelta:
+        """Take a response of the engine; ``usage`` returns the tokens of all choices."""
         ends = delta.finish_reason is not None
         pieces = self._detokenizer.push(delta.tokens, delta.text_limit)
         stop: str | None = None
@@ -194,13 +210,18 @@ class _Choice:
         events = self._parser.push([self._visible(piece) for piece in pieces])
         if ends:
             events += self._parser.finish()
+        reason = delta.finish_reason
+        self._taken += len(delta.tokens)
+        if self._stops is not None:
+            events = self._stops.take(events, ends)
+            if self._stops.found is not None:
+                ends, reason, stop, self.output_tokens = True, "stop", self._stops.found, self._taken
         self._called = self._called or any(isinstance(event, CallStart) for event in events)
         entries = self._entries(delta, ends)
-        reason = self._finish_reason(delta.finish_reason)
-        why = "deadline" if delta.finish_reason == "deadline" else stop
+        why = "deadline" if reason == "deadline" else stop
         cut = ends and self._parser.has_open_call
-        first = delta.first_token_s
-        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores, first, cut_call=cut)
+        end, first = self._finish_reason(reason), delta.first_token_s
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage(), end, why, scores, first, cut_call=cut)
 
     def _visible(self, piece: Piece) -> Piece:
         """Return a special token that is shown, and that the parser does not know, as its text."""
@@ -212,7 +233,8 @@ class _Choice:
         if self._log_probs is None:
             return []
         self._log_probs.push(delta.tokens, delta.log_probs, delta.top_log_probs)
-        return self._log_probs.finish(self._characters) if ends else self._log_probs.take(self._characters)
+        shown = self._characters - (self._stops.held if self._stops else 0)
+        return self._log_probs.finish(shown) if ends else self._log_probs.take(shown)
 
     def _stop_string(self) -> str | None:
         """Return the stop string that ended the choice; None: it was a token."""

@@ -64,6 +64,10 @@ class ChatFormat:
         """Return whether an output may begin with reasoning: its prompt has neither opened nor closed it."""
         return False
 
+    def has_thought(self, prompt: str) -> bool:
+        """Return whether an output may have reasoning in it, which is no part of the answer."""
+        return self.opens_reasoning(prompt) or self.may_reason(prompt)
+
     def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
         """Return whether ``guide`` can be given an answer's form, beside calls of tools or without any."""
         return not beside_calls

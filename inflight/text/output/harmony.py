@@ -58,6 +58,10 @@ class HarmonyFormat(SectionFormat):
         """Return False: the grammar of messages has the reasoning in it."""
         return False
 
+    def has_thought(self, prompt: str) -> bool:
+        """Return whether reasoning is told apart: the model decides about it message by message."""
+        return self.has_reasoning
+
     def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
         """Return whether an answer's form is JSON by a schema or a choice, which can stand behind a header."""
         return bool(answer_rules(answer))

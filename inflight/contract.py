@@ -15,6 +15,10 @@ FP16, FP32, BYTES = "FP16", "FP32", "BYTES"
 
 ENSEMBLE, TOKENIZER, ENGINE, DETOKENIZER = "ensemble", "tokenizer", "tensorrt_llm", "detokenizer"
 
+CLIENT = "x-inflight-client"
+"""The header with the client's name that the door sets; for the stages Triton makes a request parameter of it.
+docs/door.md says who believes it."""
+
 MAX_BATCH_SIZE = 128
 """Rows of one request, and of one batch of upstream's engine."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from inflight.contract import ENGINE_NAME_OF, Tensor
+from inflight.contract import CLIENT, ENGINE_NAME_OF, Tensor
 from inflight.errors import InvalidRequest, UnsupportedFeature, nearest
 from inflight.settings.deployment import LimitSettings
 
@@ -20,8 +20,9 @@ TRITON_PARAMETERS = frozenset(
     "classification shared_memory_region shared_memory_offset shared_memory_byte_size".split()
 )
 """Request parameters that Triton or its clients add themselves."""
-TRACE_PARAMETERS = frozenset({"traceparent", "tracestate"})
-"""W3C trace context, as a parameter or as a header that Triton hands on; a client need not know whether it is used."""
+HEADER_PARAMETERS = frozenset({"traceparent", "tracestate", CLIENT})
+"""The W3C trace context and the client's name, as parameters or as headers that Triton hands on; a client need not know
+whether they are used."""
 FOREIGN_NAMES = {
     "text_input input_ids": "prompt input inputs text query",
     "messages input_ids": "conversation system system_prompt",
@@ -152,7 +153,7 @@ def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[st
         InvalidRequest: names the parameter and the known input that is meant, by what others call it or its spelling.
     """
     for name in parameters:
-        known = name in TRITON_PARAMETERS or name.lower() in TRACE_PARAMETERS
+        known = name in TRITON_PARAMETERS or name.lower() in HEADER_PARAMETERS
         if not known and not name.startswith("triton_"):
             inputs = list(known_inputs)
             meant = [one for one in _MEANT.get(name.lower(), ()) if one in inputs]

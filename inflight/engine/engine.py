@@ -157,7 +157,7 @@ class Engine:
             UnsupportedFeature: naming what this engine does not serve.
         """
         config, vocab_size, max_length = self._config, self._runner.vocab_size, self._runner.max_length
-        check_request(request, vocab_size, max_length, config.fairness == "client")
+        check_request(request, vocab_size, max_length)
         check_beams(request, config, vocab_size, max_length)
         check_portable(request, self._tokenizer is not None, config.prefix_reuse, self._runner.has_head)
         check_guide(request, vocab_size, config.guided_decoding.max_guide_bytes)

@@ -59,7 +59,8 @@ class Request:
     """Absolute ``inflight.clock.now_ns()``; past it the request ends with DEADLINE, or, before its first token, with
     DeadlineExceeded."""
     client_id: str = ""
-    """Whose it is: with ``batching.fairness: client`` clients take turns. Requests without one are one client's."""
+    """Whose it is: clients take turns with their guides and, with ``batching.fairness: client``, in the queue. Requests
+    without one are one client's."""
     retention: Retention = ()
     """The retention priorities of its blocks in the KV cache once it has ended."""
     key: int = field(default_factory=new_stream_key)
@@ -221,18 +222,15 @@ def longest(request: Request, max_length: int) -> int:
     )
 
 
-def check_request(request: Request, vocab_size: int, max_length: int, by_client: bool) -> None:
+def check_request(request: Request, vocab_size: int, max_length: int) -> None:
     """Check a request against the model; safe to call from any thread.
 
-    Token ids are below ``vocab_size``; prompt and output have ``max_length`` tokens together at most; ``by_client``:
-    whether clients take turns.
+    Token ids are below ``vocab_size``; prompt and output have ``max_length`` tokens together at most.
 
     Raises:
         InvalidRequest: naming the field, the value and the limit.
-        UnsupportedFeature: a client is named where clients do not take turns.
+        UnsupportedFeature: naming the field.
     """
-    if request.client_id and not by_client:
-        raise UnsupportedFeature("client_id is not supported by this deployment; set `batching.fairness: client`")
     if not request.prompt:
         raise InvalidRequest("input_ids is empty; it must have at least one token")
     if len(request.prompt) > max_length - (request.sampling.pooling is None):  # a token must follow

@@ -69,7 +69,7 @@ def make_app(gateway: Gateway, routes: tuple[Served, ...] = ROUTES) -> Starlette
         middleware=[
             Middleware(Cors, settings.cors_origins),
             Middleware(Requests, gateway.metrics, _labels(shown), settings.client_timeout_s),
-            Middleware(Keys, gateway.keys),
+            Middleware(Keys, gateway.keys, gateway.deployment.door.enabled),
             Middleware(Admission, gateway.load),
             Middleware(BodyLimit, settings.max_body_bytes, settings.client_timeout_s),
         ],

@@ -76,6 +76,9 @@ class GenerateRequest:
     priority: int = 0
     deadline_ms: int | None = None
     client_id: str = ""
+    """Who asks, as the request itself says."""
+    client: str = ""
+    """Who asks, as the door or an API key says; it goes before ``client_id``."""
     resumed_ids: Sequence[int] = ()
     """Tokens that an earlier run of this request has generated; only what follows them comes."""
     resumed_log_probs: Sequence[float] = ()
@@ -263,6 +266,8 @@ def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:
     """Return a request as Triton's message, every tensor with one row, in raw form."""
     message = pb.ModelInferRequest(model_name=model, id=request.request_id)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
+    if request.client:
+        message.parameters[contract.CLIENT].string_param = request.client
     for name, values in tensors_of(request).items():
         dtype = contract.ENGINE_INPUT[name].dtype
         if dtype == contract.BYTES:  # each string behind its length

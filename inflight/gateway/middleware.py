@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inflight.contract import CLIENT
 from inflight.gateway.errors import RETRY_AFTER_S, STOPPING, ApiError, as_api_error, away
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
@@ -90,7 +91,8 @@ class Requests:
     def _end(self, scope: Scope, state: RequestState, status: int) -> None:
         self._metrics.end(state.route, status, state.seconds)
         level = logging.DEBUG if state.route in (HEALTH, METRICS) else logging.INFO
-        log.log(level, "%s %s %d %.3f s %s", scope["method"], state.route, status, state.seconds, state.request_id)
+        line = f"{scope['method']} {state.route} {status} {state.seconds:.3f} s {state.request_id}"
+        log.log(level, "%s", line, extra={"client": state.client})
 
 
 @dataclass
@@ -140,15 +142,22 @@ async def abort(scope: Scope) -> None:
 
 
 class Keys:
-    """Asks every request but those for the health for an API key, where there are keys."""
+    """Asks every request but those for the health for an API key, where there are keys, and notes who the client is.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys | None) -> None:
-        self._app, self._keys = app, keys
+    Behind the door the client is who the door says: nobody else reaches this port but processes of this machine.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, behind_the_door: bool) -> None:
+        self._app, self._keys, self._behind_the_door = app, keys, behind_the_door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on what may pass. Raises ApiError: 401."""
-        if self._keys is not None and scope["type"] == "http" and scope["path"] != HEALTH:
-            state_of(scope).client = _client(self._keys, Headers(scope=scope))
+        if scope["type"] == "http" and scope["path"] != HEALTH:
+            headers, state = Headers(scope=scope), state_of(scope)
+            if self._keys is not None:
+                state.client = _client(self._keys, headers)
+            if self._behind_the_door:
+                state.client = headers.get(CLIENT) or state.client
         await self._app(scope, receive, send)
 
 

@@ -27,7 +27,7 @@ class RequestState:
     route: str = "other"
     """The path of the routes table; a label of metrics."""
     client: str | None = None
-    """A name for the API key that was given, from its hash; None: no keys are asked for."""
+    """Who asks: the name that the door gives, or one for the API key; None: nobody vouches for who it is."""
 
     @property
     def seconds(self) -> float:

@@ -86,7 +86,7 @@ _NEUTRAL: dict[str, Any] = {
 def request_arguments(request: Request, fields: Fields, gateway: Gateway) -> dict[str, Any]:
     """Return the arguments of ``GenerateRequest`` that say whose request it is and how urgent.
 
-    Where clients take turns, an API key's client takes its own: the body cannot name another.
+    The body names the client only where nobody vouches for who asks.
 
     Raises:
         ApiError: 400: the deployment has no clients' turns, or the request has two ids.
@@ -94,7 +94,7 @@ def request_arguments(request: Request, fields: Fields, gateway: Gateway) -> dic
     fields.either("request_id", "rid")  # they are part of the answer, which is made when the engine has worked
     state = state_of(request)
     by_client = gateway.deployment.batching.fairness == "client"
-    client = state.client or fields.get("client_id") or fields.get("user") or ""
+    named = "" if state.client else fields.get("client_id") or fields.get("user") or ""
     if "client_id" in fields and not by_client:
         raise ApiError(
             400,
@@ -105,7 +105,8 @@ def request_arguments(request: Request, fields: Fields, gateway: Gateway) -> dic
     return {
         "priority": fields.get("priority", 0),
         "deadline_ms": fields.get("deadline_ms"),
-        "client_id": client[:_MOST_CLIENT_ID] if by_client else "",
+        "client_id": named[:_MOST_CLIENT_ID] if by_client else "",
+        "client": state.client or "",
         "request_id": state.engine_id(),
         "trace_context": trace_context(request.headers),
     }

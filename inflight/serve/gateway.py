@@ -162,6 +162,7 @@ class GatewayProcess(KeptProcess):
         deployment = self._deployment
         sections = {name: getattr(deployment, name).model_dump(mode="json") for name in ("server", "gateway")}
         sections["observability"] = deployment.observability.model_dump(mode="json")
+        sections["door"] = {"enabled": deployment.door.enabled}
         self._process = subprocess.Popen(
             [
                 shields.util_linux("setpriv"),

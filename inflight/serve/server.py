@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from inflight.addresses import in_url, nearest_of, read_directly
-from inflight.contract import TENSORRTLLM, TRTLLM
+from inflight.contract import CLIENT, TENSORRTLLM, TRTLLM
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
 from inflight.resources import MODEL_REPOSITORY
@@ -59,7 +59,7 @@ _looked_at = itertools.count()
 _METRICS_INTERVAL_MS = 500
 """Between two looks of Triton at the machine (2.51: 2000). It sleeps so long also where it is to stop: each stop, and
 each restart, waits for it."""
-_TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
+_TRACE_HEADERS = "traceparent", "tracestate"
 """The headers that Triton hands on to the stages as parameters: those of gRPC, and of HTTP on `infer`, but not on
 `generate` (2.51)."""
 _REMEDIES = {
@@ -276,8 +276,11 @@ class TritonServer:
             f"--exit-timeout-secs={server.exit_timeout_s}",
             *shields.closed_apis(server.open_apis),
         ]
-        if self.deployment.observability.trace_endpoint is not None:
-            command += [f"--{api}-header-forward-pattern={_TRACE_HEADERS}" for api in ("grpc", "http")]
+        headers = [*(_TRACE_HEADERS if self.deployment.observability.trace_endpoint is not None else ())]
+        headers += [CLIENT] if self.deployment.door.enabled else []
+        if headers:
+            pattern = f"(?i)^({'|'.join(headers)})$"
+            command += [f"--{api}-header-forward-pattern={pattern}" for api in ("grpc", "http")]
         if self.metrics:
             command += [f"--metrics-address={http_address}", f"--metrics-port={server.metrics_port}"]
             command.append(f"--metrics-interval-ms={_METRICS_INTERVAL_MS}")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from inflight.contract import ENGINE_INPUTS
+from inflight.contract import CLIENT, ENGINE_INPUTS
 from inflight.engine.loop import EngineLoop, SteppedEngine
 from inflight.engine.request import new_stream_key
 from inflight.errors import InvalidRequest
@@ -78,6 +78,7 @@ class EngineStage:
                 options, subrequests = read_request(
                     arrays, request_id, settings.limits, self._vocab_size, self._decoupled,
                     engine=settings.engine.kind, max_sequences=settings.batching.max_queue_size,
+                    client=str(parameters.get(CLIENT, "")), by_client=settings.batching.fairness == "client",
                 )  # fmt: skip
                 self._accept(sender, options, subrequests)
             except Exception as error:

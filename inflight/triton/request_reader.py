@@ -23,6 +23,7 @@ from inflight.inputs import (
     read_sampling,
 )
 from inflight.sampling import MAX_SEED, Guide, Pooling, SamplingParams
+from inflight.settings.api_keys import client_of
 from inflight.settings.deployment import LimitSettings
 
 _MAX_CLIENT_ID = 256
@@ -83,11 +84,14 @@ def read_request(
     decoupled: bool,
     engine: str,
     max_sequences: int,
+    client: str = "",
+    by_client: bool = False,
 ) -> tuple[OutputOptions, list[SubRequest]]:
     """Read one Triton request: how it wants its answers, and its sequences (batch rows x num_return_sequences).
 
     ``engine`` is the deployment's ``engine.kind``: what it does not serve is refused. ``max_sequences``: as many as the
-    queue takes; more are refused before any of them is read, which takes milliseconds each.
+    queue takes; more are refused before any of them is read, which takes milliseconds each. ``client`` is who asks, as
+    the door or the gateway says, "" where neither does: then the request may, if clients take turns (``by_client``).
 
     Raises:
         InvalidRequest, UnsupportedFeature: by name.
@@ -112,16 +116,14 @@ def read_request(
         sampling = _sampling(inputs, row, limits, vocab_size)
         priority, lora = inputs.scalar("priority", row, 0), inputs.string("lora_name", row)
         deadline = _deadline_ns(inputs, row)
-        client = inputs.string("client_id", row) or ""
-        if len(client) > _MAX_CLIENT_ID:
-            raise InvalidRequest(f"client_id has {len(client)} characters; it may have {_MAX_CLIENT_ID}")
+        asking = _client(inputs, row, client, by_client)
         retention = _retention(inputs, row, len(prompt))
         resumed_ids, log_prob = _resumed(inputs, options, sampling)
         for sequence in range(options.sequences):
             if sequence:
                 sampling = _next_sequence(sampling)
             request = Request(
-                prompt, sampling, request_id, priority, lora, deadline, client, retention,
+                prompt, sampling, request_id, priority, lora, deadline, asking, retention,
                 resumed_ids=resumed_ids, resumed_log_prob=log_prob,
             )  # fmt: skip
             subrequests.append(SubRequest(request, row, sequence))
@@ -214,6 +216,18 @@ def _resumed(inputs: Inputs, options: OutputOptions, sampling: SamplingParams) -
     if not abs(log_prob) <= np.finfo(np.float32).max:  # cum_log_probs begin with it; JSON has no infinity, and no NaN
         raise InvalidRequest(f"resumed_log_probs has the sum {log_prob}; it must be a finite number of 32 bits")
     return ids.tolist(), log_prob
+
+
+def _client(inputs: Inputs, row: int, client: str, by_client: bool) -> str:
+    """Return who asks: ``client``, shortened to its hash where it is long, or who the request says."""
+    named = inputs.string("client_id", row) or ""
+    if named and not by_client:
+        raise UnsupportedFeature("client_id is not supported by this deployment; set `batching.fairness: client`")
+    if len(named) > _MAX_CLIENT_ID:
+        raise InvalidRequest(f"client_id has {len(named)} characters; it may have {_MAX_CLIENT_ID}")
+    if not client:
+        return named
+    return client if len(client) <= _MAX_CLIENT_ID else client_of(client)
 
 
 def _deadline_ns(inputs: Inputs, row: int) -> int | None:

@@ -72,8 +72,7 @@ class TrtLlmEngine:
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, int] = {}
         """When each of those that TensorRT-LLM has was handed to it, ``inflight.clock.now_ns()``, by key."""
-        self._takes_turns = deployment.batching.fairness == "client"
-        self._queue = RequestQueue(self._takes_turns)
+        self._queue = RequestQueue(deployment.batching.fairness == "client")
         self._outputs: list[Output] = []
         self._skips_iterations = False
         """Between the warm-up and the first request: what the warm-up ran may be reported late, and is not counted."""
@@ -129,7 +128,7 @@ class TrtLlmEngine:
         """
         if self._watchdog.dead:
             raise EngineFailure(self._watchdog.message)
-        check_request(request, self._tokenizer.config.vocab_size, self.max_sequence_length, self._takes_turns)
+        check_request(request, self._tokenizer.config.vocab_size, self.max_sequence_length)
         check(request.sampling, self._sampler, self._deployment.speculation.method)
         settings = self._deployment.tensorrt_llm
         if request.sampling.guide is not None and settings.guided_decoding is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import hmac
@@ -25,6 +24,7 @@ from inflight.serve.door import DoorProcess, Upstreams
 from inflight.settings.api_keys import Stamp, stamp_of
 from tests.door.support.certificates import make_authority, make_certificate, openssl
 from tests.door.support.doors import Answer, Door, deployment_with, door, read_answer
+from tests.door.support.tokens import encoded, jwks, token
 from tests.support.waiting import wait_until
 
 KEY, OTHER = "sk-first", "sk-second"
@@ -108,32 +108,116 @@ def test_keys_are_read_again_and_a_broken_file_changes_nothing(
     assert wait_until(lambda: running.ask("GET", "/v2", as_bearer(KEY)).status == 200)
 
 
-def _encoded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (f"authorization: bearer {KEY}",),
+        (f"authorization: BEARER   {KEY} ",),
+        (as_bearer("sk-wrong"), f"x-api-key: {KEY}"),
+        ("authorization: Basic c2s6", f"x-api-key: {KEY}"),
+        (as_bearer(KEY), "x-api-key: sk-wrong"),
+    ],
+    ids=str,
+)
+def test_a_key_in_either_header_will_do(keyed: tuple[Door, Path], headers: tuple[str, ...]) -> None:
+    running, _ = keyed
+    assert running.ask("GET", "/v1/models", *headers).status == 200
+    assert KEY not in json.dumps(running.gateway.requests[-1]["headers"])
 
 
-def token(secret: bytes, **claims: Any) -> str:
-    """Return a token signed by HS256."""
-    signed = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "kid": "1"}, claims))
-    return f"{signed}.{_encoded(hmac.digest(secret, signed.encode(), 'sha256'))}"
+@pytest.mark.parametrize(
+    "header", [f"authorization: {KEY}", f"authorization: Bearer{KEY}", as_bearer(f"{KEY} {KEY}"), "x-api-key: "]
+)
+def test_what_is_no_key_is_refused(keyed: tuple[Door, Path], header: str) -> None:
+    running, _ = keyed
+    answer = running.ask("GET", "/v1/models", header)
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
 
 
-def jwks(secret: bytes) -> str:
-    return json.dumps({"keys": [{"kty": "oct", "alg": "HS256", "kid": "1", "k": _encoded(secret)}]})
+@pytest.mark.parametrize("key", ['sk-"quoted"', "sk-\\back", "sk-]]", "sk-%d", "sk-\\u0041"])
+def test_keys_may_have_any_printable_characters(tmp_path: Path, key: str) -> None:
+    (tmp_path / "keys").write_text(f"{key}\n")
+    with door(api_keys_file=tmp_path / "keys") as running:
+        assert running.ask("GET", "/v1/models", as_bearer(key)).status == 200
+        assert running.ask("GET", "/v1/models", as_bearer("sk-A")).status == 401
+
+
+@pytest.fixture(scope="module")
+def by_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    file = tmp_path_factory.mktemp("jwt") / "jwks"
+    file.write_text(jwks(SECRET))
+    with door(jwt={"jwks_file": file}) as running:
+        yield running
+
+
+SECRET, LATER = b"0123456789abcdef0123456789abcdef", 3600
+
+
+@pytest.mark.parametrize(
+    ("claims", "named"),
+    [
+        ({"sub": "anna"}, "anna"),
+        ({"sub": "auth0|anna@example.org"}, "auth0|anna@example.org"),
+        ({"sub": "anna\r\nx-inflight-client: berta"}, "anna%0D%0Ax-inflight-client:%20berta"),
+        ({"sub": 'ä"%\\\0'}, "%C3%A4%22%25%5C%00"),
+        ({"sub": ""}, "127.0.0.1"),
+        ({}, "127.0.0.1"),
+        ({"sub": "anna", "nbf": 1.5, "iat": 1.25}, "anna"),
+    ],
+)
+def test_a_token_names_its_client(by_token: Door, claims: dict[str, Any], named: str) -> None:
+    given = token(SECRET, **claims, exp=time.time() + LATER)  # a time may have a fraction (RFC 7519, 2)
+    for scheme in ("Bearer", "bearer"):
+        assert by_token.ask("GET", "/v1/models", f"authorization: {scheme} {given}").status == 200
+        assert by_token.gateway.requests[-1]["headers"]["x-inflight-client"] == named
+
+
+@pytest.mark.parametrize("name", ["crit", "cr\\u0069t"])
+def test_a_token_with_extensions_that_must_be_known_is_refused(by_token: Door, name: str) -> None:
+    """RFC 7515, 4.1.11."""
+    exp = int(time.time()) + LATER
+    head = f'{{"alg": "HS256", "kid": "1", "{name}" : ["b64"], "b64": false}}'
+    signed = f"{encoded(head.encode())}.{encoded(json.dumps({'sub': 'anna', 'exp': exp}).encode())}"
+    given = f"{signed}.{encoded(hmac.digest(SECRET, signed.encode(), 'sha256'))}"
+    assert by_token.ask("GET", "/v1/models", as_bearer(given)).status == 401
+    assert by_token.ask("GET", "/ready", as_bearer(given)).status == 200
+    known = token(SECRET, {"typ": "critical", "x": "crit"}, sub="anna", exp=exp)
+    assert by_token.ask("GET", "/v1/models", as_bearer(known)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "passed"),
+    [
+        (b'{"text_input": "a"}', b'{"x-inflight-client":"anna","text_input": "a"}'),
+        (b" \n{ }", b' \n{"x-inflight-client":"anna" }'),
+        (b'{"x-inflight-client":"berta","a":1}', b'{"x-inflight-client":"anna","a":1}'),
+        (b'{"x-inflight-client":"berta"}', b'{"x-inflight-client":"anna"}'),
+        (b"[1]", b"[1]"),
+        (b"", b""),
+    ],
+)
+def test_the_name_is_first_in_a_body_of_generate(by_token: Door, body: bytes, passed: bytes) -> None:
+    given = as_bearer(token(SECRET, sub="anna", exp=time.time() + LATER))
+    for call in ("generate", "generate_stream"):
+        assert by_token.ask("POST", f"/v2/models/ensemble/{call}", given, body=body).status == 200
+        assert by_token.http.requests[-1]["body"].encode() == passed
+        assert by_token.http.requests[-1]["body_bytes"] == len(passed)
+    assert by_token.ask("POST", "/v1/completions", given, body=body).status == 200
+    assert by_token.gateway.requests[-1]["body"].encode() == body
 
 
 def signed_by(key: Path, **claims: Any) -> str:
     """Return a token signed by RS256, with the private key in a file."""
-    signed = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "1"}, claims))
+    signed = ".".join(encoded(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "1"}, claims))
     data = key.with_suffix(".signed")
     data.write_text(signed)
-    return f"{signed}.{_encoded(openssl(key.parent, 'dgst', '-sha256', '-sign', key.name, data.name))}"
+    return f"{signed}.{encoded(openssl(key.parent, 'dgst', '-sha256', '-sign', key.name, data.name))}"
 
 
 def public_jwks(key: Path) -> str:
     """Return the set of keys that an issuer publishes for its private RSA key."""
     modulus = openssl(key.parent, "rsa", "-in", key.name, "-noout", "-modulus").decode().strip().partition("=")[2]
-    numbers = {"n": _encoded(bytes.fromhex(modulus)), "e": _encoded((65537).to_bytes(3))}
+    numbers = {"n": encoded(bytes.fromhex(modulus)), "e": encoded((65537).to_bytes(3))}
     return json.dumps({"keys": [{"kty": "RSA", "alg": "RS256", "kid": "1", "use": "sig", **numbers}]})
 
 

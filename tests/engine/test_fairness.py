@@ -14,11 +14,8 @@ from inflight.engine import request_queue
 from inflight.engine.request import Request
 from inflight.engine.request_queue import RequestQueue
 from inflight.engine.sequence import Sequence
-from inflight.errors import UnsupportedFeature
 from inflight.sampling import SamplingParams
 from tests.engine.support.books import POLICIES, Books, Policy
-from tests.engine.support.checkpoints import checkpoint
-from tests.engine.support.driving import ask, load
 from tests.support.properties import examples
 
 
@@ -225,10 +222,3 @@ def test_no_more_clients_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPa
         assert len(queue._clients) <= 8 + len(queue) + 1
         assert len(queue._waiting_clients) == len(waits)
     assert [queue.pop() for _ in range(len(queue))] == waits
-
-
-def test_a_client_id_where_nobody_takes_turns_is_refused() -> None:
-    request = ask([1, 2, 3], client_id="somebody")
-    load(checkpoint("llama"), fairness="client").validate(request)
-    with pytest.raises(UnsupportedFeature, match="client_id is not supported by this deployment; set `batching.fair"):
-        load(checkpoint("llama")).validate(request)

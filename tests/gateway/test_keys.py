@@ -9,9 +9,11 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.gateway import keys as keys_module
+from inflight.gateway.engine_client import encode
 from inflight.gateway.keys import ApiKeys
-from inflight.settings.api_keys import LARGEST_FILE
+from inflight.settings.api_keys import LARGEST_FILE, client_of
 from tests.gateway.support.gateways import Inside, inside
+from tests.gateway.support.scripted import scripted
 
 ORIGIN = "https://chat.example.org"
 
@@ -164,3 +166,28 @@ def test_a_star_allows_all_origins_and_never_credentials() -> None:
         asked = client.get("/v1/models", headers={"origin": "https://any.example"})
     assert asked.headers["access-control-allow-origin"] == "https://any.example"
     assert "access-control-allow-credentials" not in asked.headers
+
+
+@pytest.mark.parametrize(
+    ("behind", "keys", "asking"),
+    [
+        (True, False, ("anna", "")),
+        (True, True, ("anna", "")),
+        (False, True, (client_of("sk-first"), "")),
+        (False, False, ("", "invented")),
+    ],
+)
+def test_the_body_names_the_client_where_nobody_vouches_for_it(
+    file: Path, behind: bool, keys: bool, asking: tuple[str, str]
+) -> None:
+    sections = {"door": {"enabled": behind}, "batching": {"fairness": "client"}}
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "user": "invented"}
+    with scripted(sections=sections, api_keys_file=str(file) if keys else None) as (running, script):
+        script.text = "Hello"
+        headers = {"authorization": "Bearer sk-first", "x-inflight-client": "anna"}
+        with running.client(headers=headers) as client:
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert script.request is not None
+    assert (script.request.client, script.request.client_id) == asking
+    parameters = encode(script.request, "tensorrt_llm").parameters
+    assert parameters["x-inflight-client"].string_param == asking[0]

@@ -146,13 +146,6 @@ def test_trtllm_engine_fairness_client(start: Start, prompt: list[int]) -> None:
     assert ended.index(quiet.key) == 1, "after the one that runs, whatever else came before"
 
 
-def test_a_client_id_where_nobody_takes_turns_is_refused(start: Start, prompt: list[int]) -> None:
-    request = ask(prompt)
-    request.client_id = "somebody"
-    with pytest.raises(UnsupportedFeature, match="set `batching.fairness: client`"):
-        start(deployment()).validate(request)
-
-
 def test_a_deadline_after_the_first_token(
     start: Start, prompt: list[int], set_fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,12 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from inflight.contract import CLIENT
+from inflight.serve.envoy.scripts import NAME_IN_BODY, TOKEN_FORM, TOKEN_METADATA, TOKEN_NAME, keys_script
 from inflight.serve.envoy.values import (
     AUTH,
+    BODY_NAME,
     BUFFER,
-    CLIENT_HEADER,
     KEYS,
     RATE_LIMIT,
+    TOKEN,
     Config,
     extension,
     from_file,
@@ -21,7 +24,7 @@ from inflight.serve.envoy.values import (
 from inflight.settings.api_keys import client_of
 from inflight.settings.door import STANDARD_OUTPUT, DoorSettings
 
-_API_KEY = "extensions.filters.http.api_key_auth.v3.ApiKeyAuth"
+_LUA = "extensions.filters.http.lua.v3.Lua"
 _JWT = "extensions.filters.http.jwt_authn.v3.JwtAuthentication"
 _HEADER_MUTATION = "extensions.filters.http.header_mutation.v3.HeaderMutation"
 _EARLY_MUTATION = "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
@@ -33,7 +36,7 @@ _DROPPED = ("x-envoy-", "x-inflight-")
 """The beginnings of headers that are the servers' own: what clients send of them is dropped."""
 _LOGGED = {
     "time": "%START_TIME%",
-    "client": f"%REQ({CLIENT_HEADER})%",
+    "client": f"%REQ({CLIENT})%",
     "address": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
     "method": "%REQ(:METHOD)%",
     "path": "%PATH(NQ)%",
@@ -59,19 +62,27 @@ def early_mutations() -> list[Config]:
 def http_filters(settings: DoorSettings, folder: Path) -> list[Config]:
     """Return the filters in the order in which a request passes them; ``folder`` has the files of ``door``."""
     filters: list[Config] = []
+    by_token = settings.jwt.jwks_file is not None
     if settings.asks:
-        kind = _API_KEY if settings.jwt.jwks_file is None else _JWT
         source = from_file(str(folder / f"{KEYS}.json"))
+        kind = _JWT if by_token else _LUA
         discovery = {"config_source": source, "type_urls": [f"type.googleapis.com/envoy.{kind}"]}
         filters.append({"name": AUTH, "config_discovery": discovery})
+    if by_token:
+        filters = [_lua(TOKEN, TOKEN_FORM), *filters, _lua("token_name", TOKEN_NAME)]
     filters.append(_name_client(settings))
     if settings.rate_limit.requests is not None:
         filters.append(extension(RATE_LIMIT, _RATE_LIMIT, stat_prefix=_CLIENTS))
     filters += [
         extension(BUFFER, "extensions.filters.http.buffer.v3.Buffer", max_request_bytes=settings.max_body_bytes),
+        {**_lua(BODY_NAME, NAME_IN_BODY), "disabled": True},
         extension("router", "extensions.filters.http.router.v3.Router", suppress_envoy_headers=True),
     ]
     return filters
+
+
+def _lua(name: str, script: str) -> Config:
+    return extension(name, _LUA, default_source_code={"inline_string": script})
 
 
 def _name_client(settings: DoorSettings) -> Config:
@@ -82,7 +93,7 @@ def _name_client(settings: DoorSettings) -> Config:
     value = "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"
     if settings.tls.client_ca is not None:
         value = "%DOWNSTREAM_PEER_FINGERPRINT_256%"
-    header = {"header": {"key": CLIENT_HEADER, "value": value}, "append_action": "ADD_IF_ABSENT"}
+    header = {"header": {"key": CLIENT, "value": value}, "append_action": "ADD_IF_ABSENT"}
     return extension("name_client", _HEADER_MUTATION, mutations={"request_mutations": [{"append": header}]})
 
 
@@ -108,7 +119,7 @@ def rate_limits(settings: DoorSettings) -> Config:
         filter_enforced={"default_value": always},
         descriptors=[{"entries": [{"key": "client"}], "token_bucket": bucket}],
         max_dynamic_descriptors=limit.max_clients,
-        rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT_HEADER, "descriptor_key": "client"}}]}],
+        rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],
         rate_limited_as_resource_exhausted=True,
     )
     return {RATE_LIMIT: rule}
@@ -116,12 +127,8 @@ def rate_limits(settings: DoorSettings) -> Config:
 
 def api_keys(keys: Sequence[str]) -> Config:
     """Return the filter's settings that ask for one of these keys."""
-    return typed(
-        _API_KEY,
-        credentials=[{"key": key, "client": client_of(key)} for key in keys],
-        key_sources=[{"header": name} for name in CREDENTIALS],
-        forwarding={"header": CLIENT_HEADER},  # the routes drop the key
-    )
+    script = keys_script({key: client_of(key) for key in keys})
+    return typed(_LUA, default_source_code={"inline_string": script})  # the routes drop the key
 
 
 def tokens(settings: DoorSettings, jwks: str) -> Config:
@@ -130,7 +137,7 @@ def tokens(settings: DoorSettings, jwks: str) -> Config:
         "local_jwks": {"inline_string": json.dumps(json.loads(jwks))},
         "from_headers": [{"name": "authorization", "value_prefix": "Bearer "}],
         "forward": True,  # the routes drop it
-        "claim_to_headers": [{"header_name": CLIENT_HEADER, "claim_name": "sub"}],
+        "payload_in_metadata": TOKEN_METADATA[1],
         "require_expiration": True,  # without it a token that has no `exp` would be good for ever
     }
     if settings.jwt.issuer is not None:

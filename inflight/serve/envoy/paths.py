@@ -33,6 +33,8 @@ GATEWAY_WRITES = (
 _NO_DOT, _ANY = (f"([^{dot}/%]|%[^2/]|%2[^eE/])" for dot in (".", ""))
 MODEL_BY_NAME = rf"/v1/models(/\.*{_NO_DOT}{_ANY}*)+"
 """A model's name has no segment that is empty or of dots alone: read again, the path would be another."""
+GENERATE = "/(generate|generate_stream)"
+"""How the paths end at which Triton hands no header on to the stages."""
 GRPC_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 GRPC_METHODS = (
     "ServerLive",
@@ -72,10 +74,11 @@ def served(decoupled: bool, gateway: bool) -> Iterator[Served]:
         yield from (Served(GATEWAY, READ, path) for path in GATEWAY_READS)
         yield Served(GATEWAY, READ, MODEL_BY_NAME, pattern=True)
         yield from (Served(GATEWAY, ("POST",), path) for path in GATEWAY_WRITES)
-    calls = "generate|generate_stream" if decoupled else "generate|generate_stream|infer"
     yield Served(HTTP, READ, "/v2")
     yield Served(HTTP, READ, "/v2/models/stats")
     model = f"/v2/models/{MODELS}(/versions/[0-9]+)?"
     yield Served(HTTP, READ, f"{model}(/(ready|config|stats))?", pattern=True)
-    yield Served(HTTP, ("POST",), f"{model}/({calls})", pattern=True)
+    yield Served(HTTP, ("POST",), f"{model}{GENERATE}", pattern=True)
+    if not decoupled:
+        yield Served(HTTP, ("POST",), f"{model}/infer", pattern=True)
     yield from (Served(GRPC, ("POST",), f"/inference.GRPCInferenceService/{name}") for name in GRPC_METHODS)

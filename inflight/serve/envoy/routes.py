@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.serve.envoy.filters import CREDENTIALS, rate_limits
-from inflight.serve.envoy.paths import GRPC_STREAM, OPEN_PATHS, READ, Served, served
+from inflight.serve.envoy.paths import GENERATE, GRPC_STREAM, OPEN_PATHS, READ, Served, served
 from inflight.serve.envoy.values import (
     AUTH,
+    BODY_NAME,
     BUFFER,
     GATEWAY,
     HTTP,
@@ -15,6 +16,7 @@ from inflight.serve.envoy.values import (
     ROUTES,
     SHOULD_RETRY,
     STATUS,
+    TOKEN,
     VARIANT,
     VARIANT_HEADER,
     VARIANT_OF_SERVER,
@@ -114,7 +116,7 @@ def _status_route(one: Served, asked: bool) -> Config:
     """Return the route of one path of the status, which goes on while the server drains."""
     route: Config = {"match": _match(one)}
     if _is_open(one):
-        route["typed_per_filter_config"] = _switched_off(AUTH, RATE_LIMIT) | _hardly_a_body()
+        route["typed_per_filter_config"] = _switched_off(AUTH, TOKEN, RATE_LIMIT) | _hardly_a_body()
     if asked:
         return {**route, "route": {"cluster": STATUS, "timeout": "10s"}}
     if one.path.endswith("/live"):
@@ -153,7 +155,7 @@ def _refusal(status: int, text: str, headers: Sequence[Config] = (), *, tunnel: 
     return {
         "match": {"prefix": "/", "headers": list(headers)} if not tunnel else {"connect_matcher": {}},
         "direct_response": answer,
-        "typed_per_filter_config": _switched_off(AUTH, RATE_LIMIT, BUFFER),
+        "typed_per_filter_config": _switched_off(AUTH, TOKEN, RATE_LIMIT, BUFFER),
     }
 
 
@@ -161,6 +163,8 @@ def _routes(one: Served, settings: DoorSettings, replicas: int) -> list[Config]:
     route: Config = {"match": _match(one), "route": _action(one, settings, replicas)}
     if one.path == GRPC_STREAM:
         route["typed_per_filter_config"] = _switched_off(BUFFER)
+    if one.path.endswith(GENERATE):
+        route["typed_per_filter_config"] = {BODY_NAME: typed("config.route.v3.FilterConfig", config={})}
     if one.target != GATEWAY or one.methods == READ:
         return [route]
     return [_preflight(one, settings, replicas), route]
@@ -174,7 +178,7 @@ def _preflight(one: Served, settings: DoorSettings, replicas: int) -> Config:
     return {
         "match": match,
         "route": _action(asked, settings, replicas),
-        "typed_per_filter_config": _switched_off(AUTH) | _hardly_a_body(),
+        "typed_per_filter_config": _switched_off(AUTH, TOKEN) | _hardly_a_body(),
     }
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 Config = dict[str, Any]
 """A message of Envoy's API (v3), as its JSON has it."""
-CLIENT_HEADER = "x-inflight-client"
-"""Names to the servers, and to the limit of requests, whose request it is; what clients send of it is dropped."""
 VARIANT_HEADER = "x-inflight-variant"
 """Names in an answer the deployment of an A/B comparison that gave it."""
 SHOULD_RETRY = "x-should-retry"
 """Tells in an answer, as `true`, that the request may be sent to another server."""
-AUTH, RATE_LIMIT, BUFFER = "auth", "rate_limit", "buffer"
+AUTH, TOKEN, RATE_LIMIT, BUFFER = "auth", "token", "rate_limit", "buffer"
 """The names of filters that single routes switch off."""
+BODY_NAME = "body_name"
+"""The name of a filter that single routes switch on."""
 ROUTES, KEYS, CERTIFICATE, CLIENT_CA = "routes", "keys", "certificate", "client_ca"
 """The names of what Envoy reads from files of its own, and reads again when they change."""
 VARIANT_METADATA = "inflight", "variant"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inflight.clock import now_ns
+from inflight.contract import CLIENT
 from inflight.engine.request import Output, RequestMetrics
 from inflight.errors import InvalidRequest, as_told, readable
 from inflight.settings.deployment import Deployment
@@ -88,6 +89,7 @@ class TracedPreprocessor:
             if self._level:
                 fields = {
                     "request_id": request.request_id,
+                    "client": str(request.parameters.get(CLIENT, "")),
                     "trace_id": trace.trace_id if trace else "",
                     "outcome": as_told(error).label,
                     "total_ms": _milliseconds(began, ended),
@@ -147,7 +149,8 @@ class RequestTraces:
             trace, _ = _read_trace(TRACE_CONTEXT, arrays, "tokenizer")
         else:
             trace = self._tracer.begin(parameters, _span_name("text_completion", self._deployment), now_ns())
-        return TracedSender(sender, request_id, trace, through_tokenizer, self._tracer, self._level)
+        client = str(parameters.get(CLIENT, ""))
+        return TracedSender(sender, request_id, client, trace, through_tokenizer, self._tracer, self._level)
 
 
 @dataclass(slots=True)
@@ -156,6 +159,8 @@ class TracedSender:
 
     _sender: Sender
     _request_id: str
+    _client: str
+    """Who asks, as the door or the gateway says; "": neither does."""
     _trace: RequestTrace | None
     _ends_in_detokenizer: bool
     """Whether the detokenizer ends the request's server span; the last response tells it how."""
@@ -245,6 +250,7 @@ class TracedSender:
         }
         fields = {
             "request_id": self._request_id,
+            "client": self._client,
             "trace_id": self._trace.trace_id if self._trace else "",
             "outcome": end.attributes["inflight.outcome"],
             **{name: self._total(name) for name in ("prompt_tokens", "cached_tokens", "generated_tokens")},

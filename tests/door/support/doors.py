@@ -79,6 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             "headers": {name.lower(): value for name, value in self.headers.items()},
             "chunked": chunked,
             "body_bytes": len(body),
+            "body": body[:1000].decode("latin-1"),
         }
         recorder.requests.append(got)
         if recorder.breaks > 0:

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,12 @@ class Beside:
 
 @contextmanager
 def inside(
-    *more: Served, ready: bool = False, exit_timeout_s: int = 5, most_connections: int = 1000, **settings: Any
+    *more: Served,
+    ready: bool = False,
+    exit_timeout_s: int = 5,
+    most_connections: int = 1000,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+    **settings: Any,
 ) -> Iterator[Inside]:
     """Serve the demo's routes, and ``more``, with these settings of ``gateway``.
 
@@ -117,10 +122,13 @@ def inside(
         ready: whether routes that need the engine are let through, as if it answered.
         exit_timeout_s: what runs at the end has so long.
         most_connections: are open at once.
+        sections: values of other sections of the deployment.
         settings: of the section ``gateway``; nobody waits for the engine unless they say so.
     """
     port, closed = free_ports(2)
     given = load_deployment(DEMO)
+    changed = {name: getattr(given, name).model_copy(update=values) for name, values in (sections or {}).items()}
+    given = given.model_copy(update=changed)
     server = given.server.model_copy(update={"grpc_port": closed, "exit_timeout_s": exit_timeout_s})
     chosen = GatewaySettings.model_validate({"port": port, "engine_wait_s": 0, **settings})
     gateway = make_gateway(given.model_copy(update={"server": server, "gateway": chosen}))

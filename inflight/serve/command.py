@@ -30,7 +30,7 @@ from inflight.serve.installation import find_installation
 from inflight.serve.log import StageLog
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import TritonServer
-from inflight.serve.service import Service
+from inflight.serve.service import Service, asks_clients
 from inflight.settings.deployment import FILE_NAME, Deployment, load_deployment
 from inflight.settings.door import DoorSettings
 
@@ -254,7 +254,8 @@ def _banner(service: Service, seconds: float) -> str:
     http = f"http{secure}://{host}:{server.http_port}"
     grpc = f"{'grpcs://' if secure else ''}{host}:{server.grpc_port}"
     metrics = f"http{secure}://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
-    status = f"\n  status   http://{host}:{server.status_port}/status" if server.status_port else ""
+    told = "ready" if asks_clients(deployment) else "status"
+    status = f"\n  status   http://{host}:{server.status_port}/{told}" if server.status_port else ""
     memory = "".join(f"\n  {line}" for line in KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace")))
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
     openai = f"http{secure}://{nearest_of(deployment.gateway.host or server.host)}:{deployment.gateway.port}"

@@ -47,7 +47,7 @@ class Service:
         ports = deployment.server.http_port, deployment.gateway.port
         self.gateway = GatewayProcess(directory, inner, ports[1]) if inner.gateway.enabled else None
         self._supervisor = Supervisor(self.server, whole, self.status, ports[0])
-        self._status_server = self._make_status_server()
+        self._status_servers = self._make_status_servers()
         self._door = self._make_door()
 
     def start(self, on_wait: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Service:
         for part in (self.gateway, self._door):
             if part is not None:
                 part.check()
-        for early in (self._status_server, self._door, self.gateway):  # while the engine loads
+        for early in (*self._status_servers, self._door, self.gateway):  # while the engine loads
             if early is not None:
                 early.start()
         if self._door is not None:
@@ -97,8 +97,8 @@ class Service:
         if self._door is not None:
             self._door.wait_idle(deadline - time.monotonic())  # of what it has had, clients may not have read all
             self._door.stop()
-        if self._status_server is not None:
-            self._status_server.stop()
+        for one in self._status_servers:
+            one.stop()
 
     def _close_the_door(self) -> None:
         if self._door is not None and self._door.runs:
@@ -115,15 +115,20 @@ class Service:
         counts = {name: part.restarts for name, part in beside.items() if part is not None}
         return self.server.restarts.counts | counts
 
-    def _make_status_server(self) -> StatusServer | None:
-        settings, page = self.deployment.server, None
-        if settings.status_port is None and not self.deployment.door.enabled:
-            return None
-        if self.server.metrics:
-            page = MetricsPage(self.status, self._pages())
-        if settings.status_port is None:
-            return StatusServer(_INSIDE, free_ports(1, _own_ports(self.deployment))[0], self.status, page)
-        return StatusServer(settings.host, settings.status_port, self.status, page)
+    def _make_status_servers(self) -> list[StatusServer]:
+        """Return what tells the status: first the one that the door asks, where there is a door.
+
+        Clients find it on ``status_port`` too, unless they need a key elsewhere: that port has only probes then.
+        """
+        settings, asks = self.deployment.server, asks_clients(self.deployment)
+        page = MetricsPage(self.status, self._pages()) if self.server.metrics else None
+        made = []
+        if self.deployment.door.enabled and (asks or settings.status_port is None):
+            made.append(StatusServer(_INSIDE, free_ports(1, _own_ports(self.deployment))[0], self.status, page))
+        if settings.status_port is not None:
+            shown = None if asks else page
+            made.append(StatusServer(settings.host, settings.status_port, self.status, shown, probes_only=asks))
+        return made
 
     def _pages(self) -> dict[str, Page]:
         pages: dict[str, Page] = {"triton": partial(read_page, self.server.metrics_url)}
@@ -137,12 +142,12 @@ class Service:
         return self._door.metrics(SOURCE_S) if self._door is not None and self._door.runs else None
 
     def _make_door(self) -> DoorProcess | None:
-        if not self.deployment.door.enabled or self._status_server is None:
+        if not self.deployment.door.enabled:
             return None
         inner = self.server.settings
         gateway = None if self.gateway is None else self.gateway.address
         http, grpc = (f"{_INSIDE}:{port}" for port in (inner.http_port, inner.grpc_port))
-        return DoorProcess(self.deployment, Upstreams(http, grpc, gateway, self._status_server.address))
+        return DoorProcess(self.deployment, Upstreams(http, grpc, gateway, self._status_servers[0].address))
 
 
 def behind_the_door(deployment: Deployment) -> Deployment:
@@ -155,6 +160,13 @@ def behind_the_door(deployment: Deployment) -> Deployment:
             "gateway": deployment.gateway.model_copy(update={"host": None, "port": gateway}),
         }
     )
+
+
+def asks_clients(deployment: Deployment) -> bool:
+    """Return whether a part of the deployment asks clients for a key, a token or a certificate."""
+    door, gateway = deployment.door, deployment.gateway
+    by_door = door.enabled and (door.asks or door.tls.client_ca is not None)
+    return by_door or (gateway.enabled and gateway.api_keys_file is not None)
 
 
 def _own_ports(deployment: Deployment) -> set[int | None]:

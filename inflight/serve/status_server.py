@@ -6,6 +6,8 @@
 - ``/status``: the state, since when, and the restarts by their cause, as JSON.
 - ``/metrics``: one page of all parts.
 
+The last two need a key where anything else does, so a port that asks for none has only probes then.
+
 It answers one request on each connection, in one thread; what takes long, the page of metrics, is kept for a moment.
 """
 
@@ -43,9 +45,12 @@ _Answer = tuple[HTTPStatus, str, bytes]
 class StatusServer:
     """Answers from ``start`` to ``stop``, in a thread of its own."""
 
-    def __init__(self, host: str, port: int, status: Status, page: MetricsPage | None) -> None:
-        """It listens on ``host`` and ``port``; ``page`` None: there are no metrics."""
+    def __init__(
+        self, host: str, port: int, status: Status, page: MetricsPage | None, *, probes_only: bool = False
+    ) -> None:
+        """It listens on ``host`` and ``port``; ``page`` None: there are no metrics; ``probes_only``: nor the status."""
         self._host, self._port, self._status, self._page = host, port, status, page
+        self._probes_only = probes_only
         self._kept: tuple[float, bytes] | None = None
         """When the last page was made, and the page."""
         self._making: asyncio.Lock | None = None
@@ -124,10 +129,13 @@ class StatusServer:
         return _write(status, kind, body, with_body=method == "GET")
 
     async def _route(self, path: str) -> _Answer:
-        answers: dict[str, Callable[[], Awaitable[_Answer]]] = {"/metrics": self._metrics, "/status": self._about}
-        answers |= dict.fromkeys(_LIVE, self._live) | dict.fromkeys(_READY, self._ready)
-        if path not in answers or (path == "/metrics" and self._page is None):
-            return HTTPStatus.NOT_FOUND, "text/plain", b"/live, /ready, /status and /metrics are served\n"
+        answers: dict[str, Callable[[], Awaitable[_Answer]]] = dict.fromkeys(_LIVE, self._live)
+        answers |= dict.fromkeys(_READY, self._ready)
+        if not self._probes_only:
+            answers |= {"/status": self._about} | ({} if self._page is None else {"/metrics": self._metrics})
+        if path not in answers:
+            shown = [one for one in answers if not one.startswith("/v2")]
+            return HTTPStatus.NOT_FOUND, "text/plain", f"{', '.join(shown)} are served\n".encode()
         return await answers[path]()
 
     async def _live(self) -> _Answer:

@@ -24,7 +24,8 @@ class ServerSettings(Section):
         ge=1,
         le=65535,
         description="port of /live, /ready, /status and /metrics of `inflight serve` itself, which answers while the "
-        "server is away; null: only the door asks, on a port of this machine alone",
+        "server is away; of /live and /ready alone where clients need keys, tokens or certificates; null: only the "
+        "door asks, on a port of this machine alone",
     )
     start_timeout_s: int | None = Field(
         None,

@@ -88,6 +88,7 @@ class TritonPythonModel:
 
 def _preprocessor(tokenizer: Tokenizer, deployment: Deployment) -> Preprocessor:
     if deployment.engine.kind != TENSORRTLLM:
-        return Preprocessor(tokenizer, deployment.limits)
+        longest = deployment.max_sequence_length(tokenizer.config.max_length)
+        return Preprocessor(tokenizer, deployment.limits, longest)
     length = read_engine(deployment).max_sequence_length
     return UpstreamPreprocessor(tokenizer, deployment.limits, adapter.announce, length, deployment.decoupled)

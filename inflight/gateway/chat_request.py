@@ -19,7 +19,7 @@ from inflight.gateway.generation import Job
 from inflight.gateway.hints import TEMPLATE_HINTS, hint_variables
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.request_errors import request_error
-from inflight.gateway.sampling import encode_texts, generate_request, sampling_arguments
+from inflight.gateway.sampling import encode_texts, generate_request, most_tokens, sampling_arguments
 from inflight.gateway.tools import read_tools
 from inflight.gateway.values import same
 from inflight.text.chat import ChatTemplate, parse_messages
@@ -43,7 +43,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         ApiError: 400, naming the field by its path.
     """
     tools, choice = read_tools(fields)
-    prompt, ids = chat_prompt(fields, gateway, tools)
+    prompt, ids = chat_prompt(fields, gateway, tools, most_tokens(gateway, fields))
     thinking_is_off = functools.cache(lambda: _thinking_is_off(fields, gateway, tools, prompt))
     guide = chat_guide(fields, gateway, prompt, tools, choice, thinking_is_off)
     form, sampling = gateway.chat_format, sampling_arguments(fields, gateway)
@@ -80,15 +80,17 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
     )
 
 
-def chat_prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> tuple[str, list[int]]:
-    """Return the prompt that the chat template makes of a chat, as text and as token ids.
+def chat_prompt(
+    fields: Fields, gateway: Gateway, tools: Sequence[Tool], most: int | None = None
+) -> tuple[str, list[int]]:
+    """Return the prompt that the chat template makes of a chat, as text and as token ids: ``most``, or any number.
 
     Raises:
         ApiError: 400, naming the field by its path.
     """
     prompt = _prompt(fields, gateway, tools)
     special = fields.get("add_special_tokens", False)
-    [ids] = encode_texts(gateway, [prompt], "messages", add_special_tokens=special)
+    [ids] = encode_texts(gateway, [prompt], "messages", add_special_tokens=special, most=most)
     return prompt, ids
 
 

@@ -25,7 +25,7 @@ from inflight.gateway.guides import FieldGuide, check_guide_size, read_guide
 from inflight.gateway.preparing import prepared
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
-from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
+from inflight.gateway.sampling import generate_request, most_tokens, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.gateway.workers import off_loop, written
@@ -51,7 +51,7 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
     fields = gateway.read(COMPLETION_READER, body)
     streams = wants_stream(fields)
     special = fields.get("add_special_tokens", True)
-    prompts = read_prompts(fields["prompt"], gateway, add_special_tokens=special)
+    prompts = read_prompts(fields["prompt"], gateway, add_special_tokens=special, tokens=most_tokens(gateway, fields))
     if len(prompts) * fields.get("n", 1) > MOST_PROMPTS:
         message = f"prompt has {len(prompts)} prompts and n is {fields['n']}; the limit is {MOST_PROMPTS} choices"
         raise invalid(message, "n")

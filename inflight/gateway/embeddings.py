@@ -18,7 +18,7 @@ from inflight.gateway.fields import Fields, Reader, hint, refused, served, table
 from inflight.gateway.preparing import prepared
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
-from inflight.gateway.sampling import request_arguments, truncated
+from inflight.gateway.sampling import most_tokens, request_arguments, truncated
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, mapping, one_of
@@ -64,7 +64,14 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
     fields = gateway.read(READER, body)
     length = _check_format(gateway, fields)
     special = fields.get("add_special_tokens", True)
-    prompts = read_prompts(fields["input"], gateway, add_special_tokens=special, param="input", most=MOST_INPUTS)
+    prompts = read_prompts(
+        fields["input"],
+        gateway,
+        add_special_tokens=special,
+        param="input",
+        most=MOST_INPUTS,
+        tokens=most_tokens(gateway, fields),
+    )
     readings = [Reading(_engine_request(request, gateway, fields, prompt), prompt.param) for prompt in prompts]
     return fields, readings, length
 

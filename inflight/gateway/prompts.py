@@ -27,15 +27,23 @@ class Prompt:
 
 
 def read_prompts(
-    value: Any, gateway: Gateway, *, add_special_tokens: bool, param: str = "prompt", most: int = MOST_PROMPTS
+    value: Any,
+    gateway: Gateway,
+    *,
+    add_special_tokens: bool,
+    param: str = "prompt",
+    most: int = MOST_PROMPTS,
+    tokens: int | None = None,
 ) -> list[Prompt]:
     """Return the prompts of a request, which its field ``param`` has, at most ``most``.
+
+    A text that certainly has more than ``tokens`` (None: any number) is refused before it is encoded to its end.
 
     Raises:
         ApiError: 400, naming the prompt by its path.
     """
     if isinstance(value, str):
-        [ids] = encode_texts(gateway, [value], param, add_special_tokens=add_special_tokens)
+        [ids] = encode_texts(gateway, [value], param, add_special_tokens=add_special_tokens, most=tokens)
         return [Prompt(ids, param, value)]
     if not isinstance(value, list) or not value:
         raise wrong(param, value, _WANTED)
@@ -44,7 +52,7 @@ def read_prompts(
     if len(value) > most:
         raise invalid(f"{param} has {len(value)} prompts; the limit is {most}", param)
     if all(isinstance(one, str) for one in value):
-        encoded = encode_texts(gateway, value, param, add_special_tokens=add_special_tokens)
+        encoded = encode_texts(gateway, value, param, add_special_tokens=add_special_tokens, most=tokens)
         given = enumerate(zip(encoded, value, strict=True))
         return [Prompt(ids, f"{param}[{index}]", text) for index, (ids, text) in given]
     if all(isinstance(one, list) for one in value):

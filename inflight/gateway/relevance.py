@@ -19,7 +19,7 @@ from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import from_inflight
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.readings import Reading
-from inflight.gateway.sampling import check_size, encode_texts, request_arguments, truncated
+from inflight.gateway.sampling import check_size, encode_texts, most_tokens, request_arguments, truncated
 from inflight.gateway.scoring_fields import label_log_probs
 
 SYSTEM = (
@@ -49,7 +49,7 @@ def rerank_prompts(
         texts = [_text(gateway, instruction, *pair) for pair in zip(queries, documents, strict=True)]
     except InvalidRequest as error:
         raise from_inflight(error, param) from None
-    encoded = encode_texts(gateway, texts, param, add_special_tokens=False)
+    encoded = encode_texts(gateway, texts, param, add_special_tokens=False, most=most_tokens(gateway, fields))
     return [(ids, f"{param}[{index}]") for index, ids in enumerate(encoded)]
 
 

@@ -66,11 +66,17 @@ def request_error(
     return from_inflight(type(error)(message), param)
 
 
-def context_length_exceeded(longest: int, prompt_tokens: int, param: str, asked: int | None = None) -> ApiError:
-    """Return the error of a request that does not fit into the context, in the words that clients look for."""
-    parts = f"{prompt_tokens} in the {param}" + (f", {asked} in the completion" if asked else "")
+def context_length_exceeded(
+    longest: int, prompt_tokens: int, param: str, asked: int | None = None, *, counted: bool = True
+) -> ApiError:
+    """Return the error of a request that does not fit into the context, in the words that clients look for.
+
+    ``counted``: whether the prompt has been encoded to its end; else it has more tokens.
+    """
+    more = "" if counted else "more than "
+    parts = f"{more}{prompt_tokens} in the {param}" + (f", {asked} in the completion" if asked else "")
     message = (
         f"This model's maximum context length is {longest} tokens. However, you requested "
-        f"{prompt_tokens + (asked or 0)} tokens ({parts}). Please reduce the length of the {param} or completion."
+        f"{more}{prompt_tokens + (asked or 0)} tokens ({parts}). Please reduce the length of the {param} or completion."
     )
     return invalid(message, param, "context_length_exceeded")

@@ -174,15 +174,28 @@ def _token(token: int, path: str, vocab_size: int) -> int:
     return token
 
 
-def encode_texts(gateway: Gateway, texts: Sequence[str], param: str, *, add_special_tokens: bool) -> list[list[int]]:
-    """Return the token ids of texts.
+def most_tokens(gateway: Gateway, fields: Fields) -> int | None:
+    """Return how many tokens a prompt may have; None: any number, as what is too much is cut off, or not known."""
+    return None if "truncate_prompt_tokens" in fields else gateway.max_model_len
+
+
+def encode_texts(
+    gateway: Gateway, texts: Sequence[str], param: str, *, add_special_tokens: bool, most: int | None
+) -> list[list[int]]:
+    """Return the token ids of texts. One that certainly has more than ``most`` (None: any) is not encoded to its end.
 
     Raises:
         ApiError: 400, naming ``param``: they are too long for the deployment, or cannot be encoded.
     """
     check_size(gateway, sum(len(text.encode()) for text in texts), param)
     try:
+        for index, text in enumerate(texts if most is not None else ()):
+            if (found := gateway.tokenizer.excess(text, most or 0)) is not None:
+                path = param if len(texts) == 1 else f"{param}[{index}]"
+                raise context_length_exceeded(most or 0, found, path, counted=False)
         return gateway.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+    except ApiError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise invalid(f"{param} cannot be encoded by this checkpoint's tokenizer: {error}", param) from None
 

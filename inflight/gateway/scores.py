@@ -21,7 +21,7 @@ from inflight.gateway.preparing import prepared
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
 from inflight.gateway.relevance import label_readings, relevance, rerank_prompts
-from inflight.gateway.sampling import check_size
+from inflight.gateway.sampling import check_size, most_tokens
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, label_log_probs, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, list_of, string, wrong
@@ -184,14 +184,14 @@ def _label_readings(request: Request, gateway: Gateway, fields: Fields, *, joine
         raise wrong("query", query, "a string, or a list of token ids")
     if not all(isinstance(one, type(query)) for one in several):
         raise invalid("items must be texts where query is one, and lists of token ids where query is one", "items")
-    what = "characters" if isinstance(query, str) else "token ids"
+    what, tokens = "characters" if isinstance(query, str) else "token ids", most_tokens(gateway, fields)
     check_size(gateway, sum(map(len, several)) + len(query) * len(several), "items", f"{what} with the query for each")
     if isinstance(query, str) and joined:
         both = [one + query if fields.get("item_first") else query + one for one in several]
-        prompts = read_prompts(both, gateway, add_special_tokens=special, param="items", most=MOST_ITEMS)
+        prompts = read_prompts(both, gateway, add_special_tokens=special, param="items", most=MOST_ITEMS, tokens=tokens)
         return label_readings(request, gateway, fields, [(one.ids, _path(items, n)) for n, one in enumerate(prompts)])
-    heads = read_prompts(query, gateway, add_special_tokens=special, param="query", most=1)
-    tails = read_prompts(several, gateway, add_special_tokens=False, param="items", most=MOST_ITEMS)
+    heads = read_prompts(query, gateway, add_special_tokens=special, param="query", most=1, tokens=tokens)
+    tails = read_prompts(several, gateway, add_special_tokens=False, param="items", most=MOST_ITEMS, tokens=tokens)
     prompts = [_join(heads[0], tail, fields.get("item_first", False)) for tail in tails]
     return label_readings(request, gateway, fields, [(one.ids, _path(items, n)) for n, one in enumerate(prompts)])
 

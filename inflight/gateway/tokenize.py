@@ -63,7 +63,7 @@ async def tokenize(request: Request) -> Response:
         else:
             fields = gateway.read(TOKENIZE_TEXT, body)
             special = fields.get("add_special_tokens", True)
-            [tokens] = encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special)
+            [tokens] = encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special, most=None)
         content = {
             "count": len(tokens),
             "max_model_len": gateway.max_model_len,

@@ -2,13 +2,13 @@
 
 More threads would not be faster, since one of them at a time runs Python, and they would hold up the event loop's.
 Work that waits for a thread has its turn by when it came and how large it is: what is small overtakes what is large,
-and nothing waits for good. Work whose client leaves while it waits is forgotten, with all the memory that it holds.
+and nothing waits for good. One thread at most does what takes longest, so that the rest never waits
+for that. Work whose client leaves while it waits is forgotten, with all the memory that it holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import threading
 import time
@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 LARGE = 16 << 10
 """Bytes of a body, or pieces of an answer, from which on the work takes milliseconds."""
+HUGE = 128 << 10
+"""Bytes or pieces from which on work may take seconds."""
 _HEAD_START_S = 1 / (1 << 20)
 """Seconds that smaller work may come later and still be first, for each byte or piece that it has less."""
 _ELEMENTS_AT_ONCE = 64
@@ -34,6 +36,7 @@ class _Task:
 
     turn: float
     number: int
+    huge: bool = field(compare=False)
     work: Callable[[], Any] = field(compare=False)
     result: Future[Any] = field(compare=False, default_factory=Future)
 
@@ -53,14 +56,14 @@ class _Queue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: list[_Task] = []
-        """A heap."""
         self._numbers = itertools.count()
+        self._huge_runs = False
 
     def put(self, work: Callable[[], Any], size: int) -> _Task:
         """Have a thread do ``work``."""
         with self._lock:
-            task = _Task(time.monotonic() + size * _HEAD_START_S, next(self._numbers), work)
-            heapq.heappush(self._waiting, task)
+            task = _Task(time.monotonic() + size * _HEAD_START_S, next(self._numbers), size >= HUGE, work)
+            self._waiting.append(task)
         _THREADS.submit(self._run_next)
         return task
 
@@ -69,13 +72,21 @@ class _Queue:
         with self._lock:
             if task in self._waiting:
                 self._waiting.remove(task)
-                heapq.heapify(self._waiting)
 
     def _run_next(self) -> None:
+        """Do what is next; nothing, where that is huge and another thread does such work, which looks again then."""
         with self._lock:
-            task = heapq.heappop(self._waiting) if self._waiting else None
-        if task is not None:
-            task.run()
+            may_run = [task for task in self._waiting if not (task.huge and self._huge_runs)]
+            if not may_run:
+                return
+            task = min(may_run)
+            self._waiting.remove(task)
+            self._huge_runs = self._huge_runs or task.huge
+        task.run()
+        if task.huge:
+            with self._lock:
+                self._huge_runs = False
+            _THREADS.submit(self._run_next)
 
 
 _QUEUE = _Queue()

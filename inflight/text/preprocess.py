@@ -46,9 +46,10 @@ class Preprocessor:
     engine = ""
     """The kind of engine that it validates them for; '': the engine's own stage does that."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: LimitSettings) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: LimitSettings, longest: int | None = None) -> None:
+        """``longest``: most tokens of a prompt and its output together; None: only the engine knows."""
         self._tokenizer = tokenizer
-        self._limits = limits
+        self._limits, self._longest = limits, longest
         config = tokenizer.config
         self._chat = chat_template_of(config)
 
@@ -61,6 +62,8 @@ class Preprocessor:
         """
         inputs = self._read(request)
         prompts = [self._prompt(inputs, row) for row in range(inputs.rows)]
+        for text in prompts:
+            self._check_length(_source(inputs), text)
         return self._outputs(inputs, self._encode(_source(inputs), prompts))
 
     def _read(self, request: RawRequest) -> Inputs:
@@ -106,6 +109,14 @@ class Preprocessor:
         if size > limit:
             raise InvalidRequest(f"{name} has {size} bytes; the limit is {limit}")
         return inputs.string(name, row) or ""
+
+    def _check_length(self, name: str, text: str) -> None:
+        """Refuse a prompt that is far too long for the model: it would take seconds to encode it to its end."""
+        if self._longest is not None and (found := self._tokenizer.excess(text, self._longest)) is not None:
+            raise InvalidRequest(
+                f"{name}: the prompt length (more than {found} tokens) exceeds the limit; "
+                f"prompt and output may have {self._longest} tokens together"
+            )
 
     def _encode(self, name: str, texts: list[str]) -> list[list[int]]:
         """Encode texts of the input ``name``; only a prompt that is not a chat gets the special tokens around it."""

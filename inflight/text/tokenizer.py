@@ -54,6 +54,11 @@ _BYTE_OF = _byte_alphabet()
 _FALLBACK_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
+_LIKELY_CHARACTERS = 8
+"""Characters of a token, at most, in nearly all texts."""
+_PIECE_CHARACTERS = 1 << 14
+
+
 class Tokenizer:
     """Encodes and decodes. All requests and threads share it."""
 
@@ -126,6 +131,22 @@ class Tokenizer:
         """Return each text's token ids, by default as they stand inside a text; on all cores."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def excess(self, text: str, most: int) -> int | None:
+        """Return how many tokens a text has at least, where these are certainly more than ``most``; None: it may fit.
+
+        Only the beginning of a text that is far too long is encoded. It is cut into pieces, which have some tokens more
+        than the whole at their ends, and a few where a word is cut; so twice as many as allowed are certainly too many.
+        """
+        if len(text) <= _LIKELY_CHARACTERS * most:
+            return None
+        found = 0
+        for first in range(0, len(text), _PIECE_CHARACTERS):
+            [ids] = self.encode_batch([text[first : first + _PIECE_CHARACTERS]])
+            found += len(ids)
+            if found > 2 * most:
+                return found // 2
+        return None
 
     def spelling(self, word: str) -> list[int]:
         """Return the token ids of one word; none where the vocabulary has no tokens for it."""

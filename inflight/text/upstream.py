@@ -115,7 +115,7 @@ class UpstreamPreprocessor(Preprocessor):
         ``max_length`` tokens are what the engine was compiled for, without those that drafts take. ``decoupled``:
         whether it may answer a request more than once.
         """
-        super().__init__(tokenizer, limits)
+        super().__init__(tokenizer, limits, max_length)
         self._announce, self._max_length, self._decoupled = announce, max_length, decoupled
         self._stop_tokens = StopTokens(tokenizer)
 

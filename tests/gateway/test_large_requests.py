@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,11 +19,13 @@ from inflight.gateway.body import MOST_OF
 from inflight.gateway.completion_choice import CompletionChoice
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.workers import LARGE as LARGE_BYTES
+from inflight.text.tokenizer import Tokenizer
 from tests.gateway.support.answers import COMPLETIONS, MODEL, chunks, refusal
 from tests.gateway.support.gateways import Inside, inside
 from tests.gateway.support.scripted import scripted
 
 LARGE = "a " * LARGE_BYTES
+FAR_TOO_LONG = "a b " * 500_000
 PATIENCE_S = 60
 
 
@@ -103,6 +105,49 @@ def test_a_body_has_so_many_values_at_most(ready: Inside, mark: str) -> None:
         refused = client.post("/tokenize", content=body.replace(mark, mark * 2, 1), headers=headers)
     assert refused.status_code == 400
     assert repr(mark) in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": FAR_TOO_LONG}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", FAR_TOO_LONG]}, "prompt[1]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": FAR_TOO_LONG}]}, "messages"),
+        ("/v1/embeddings", {"input": FAR_TOO_LONG}, "input"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", FAR_TOO_LONG]}, "documents[1]"),
+        ("/v1/score", {"text_1": "a", "text_2": FAR_TOO_LONG}, "text_2"),
+        ("/v1/score", {"query": "a", "items": [FAR_TOO_LONG], "label_token_ids": [5]}, "items"),
+        ("/v1/responses", {"input": FAR_TOO_LONG}, "input"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": FAR_TOO_LONG}], "max_tokens": 1}, "messages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_prompt_that_is_far_too_long_is_not_encoded_to_its_end(
+    ready: Inside, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    encoded = 0
+    encode = Tokenizer.encode_batch
+
+    def counted(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        nonlocal encoded
+        encoded += sum(map(len, texts))
+        return encode(tokenizer, texts, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", counted)
+    with ready.client() as client:
+        reply = client.post(path, json={"model": MODEL, **body})
+    error = reply.json()["error"]
+    assert (reply.status_code, error.get("param")) == (400, param)
+    assert "maximum context length is 2048 tokens. However, you requested more than 40" in error["message"]
+    assert encoded < 100_000
+
+
+def test_what_is_cut_off_or_only_counted_may_be_longer(ready: Inside) -> None:
+    long = "a b " * 20_000
+    with ready.client() as client:
+        assert client.post("/tokenize", json={"prompt": long}).json()["count"] > 20_000
+        body = {"model": MODEL, "prompt": long, "truncate_prompt_tokens": 8, "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).status_code != 400
 
 
 def test_others_are_answered_while_a_large_request_is_prepared(ready: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from inflight.gateway import workers
-from inflight.gateway.workers import LARGE, off_loop
+from inflight.gateway.workers import HUGE, LARGE, off_loop
 
 PATIENCE_S = 60
 
@@ -88,3 +88,25 @@ def test_what_work_raises_comes_to_who_waits_for_it(size: int) -> None:
 
     with pytest.raises(LookupError, match="gone"):
         asyncio.run(off_loop(fail, size))
+
+
+def test_what_takes_longest_leaves_a_thread_to_others() -> None:
+    begun, may_end, done = threading.Semaphore(0), threading.Semaphore(0), list[str]()
+
+    def hold() -> None:
+        begun.release()
+        may_end.acquire(timeout=PATIENCE_S)
+        done.append("huge")
+
+    async def check() -> None:
+        huge = [asyncio.create_task(off_loop(hold, 4 << 20)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(begun.acquire, timeout=PATIENCE_S)
+        await asyncio.gather(*(off_loop(lambda: done.append("small"), HUGE - 1) for _ in range(3)))
+        assert done == ["small"] * 3
+        assert not begun.acquire(blocking=False), "one at a time"
+        may_end.release(3)
+        await asyncio.gather(*huge)
+
+    asyncio.run(check())
+    assert done == ["small"] * 3 + ["huge"] * 3

@@ -58,3 +58,23 @@ def test_a_fault_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
     for thread in requests._threads:
         thread.join(60)
     assert caplog.messages == ["a long request could not be answered"] * len(requests._threads)
+
+
+def test_the_longest_leave_a_thread_to_others() -> None:
+    requests, began, may_end, done = LongRequests(), Queue[int](), threading.Semaphore(0), Queue[int]()
+
+    def hold() -> None:
+        began.put(0)
+        may_end.acquire()
+
+    held = len(requests._threads)
+    for _ in range(held):
+        requests.put(1 << 20, hold)
+    began.get(timeout=60)
+    requests.put(20 << 10, lambda: done.put(1))
+    assert done.get(timeout=60) == 1
+    assert began.empty(), "one at a time"
+    may_end.release(held)
+    for _ in range(held - 1):
+        began.get(timeout=60)
+    requests.close()

@@ -134,3 +134,16 @@ def test_too_many_words_and_too_long_a_prompt_are_named_with_their_limits() -> N
 def test_word_lists_are_laid_out_as_upstream_does() -> None:
     assert word_lists([[[5, 6], [7]], []]).tolist() == [[[5, 6, 7], [2, 3, -1]], [[0, 0, 0], [-1, -1, -1]]]
     assert word_lists([[], []]).shape == (2, 2, 0)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded() -> None:
+    stage = Preprocessor(letters(), LimitSettings(), longest=20)
+    for count, said in ((100_000, "more than 8192 tokens"), (200, "more than 100 tokens"), (160, None), (20, None)):
+        request = _request("ab" * (count // 2))
+        if said is None:
+            assert stage.preprocess(request)["input_lengths"].tolist() == [[count]]
+            continue
+        with pytest.raises(
+            InvalidRequest, match=rf"text_input: the prompt length \({said}\) exceeds the limit; .* 20 to"
+        ):
+            stage.preprocess(request)

@@ -6,7 +6,6 @@ pairs. Each of them is refused here, since the next reader would take it otherwi
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any, NoReturn
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from inflight.gateway.errors import ApiError, invalid
+from inflight.json_text import loads
 
 MOST_LEVELS = 100
 """How deep objects and arrays may lie in each other: what renders or checks them goes into them by recursion."""
@@ -36,9 +36,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: byte {error.start} cannot be decoded") from None
     try:
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float, parse_int=_int
-        )
+        value = loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float, parse_int=_int)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:

@@ -17,8 +17,6 @@ from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.request_errors import request_error
 from inflight.sampling import Guide
-from inflight.settings.deployment import Deployment
-from inflight.text.output.call_grammar import MOST_BYTES
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.tools import Tool, ToolChoice
 
@@ -53,7 +51,7 @@ def chat_guide(
     Raises:
         ApiError: 400, naming the field: it asks for what cannot be enforced.
     """
-    form, answer = gateway.chat_format, read_guide(fields)
+    form, answer = gateway.chat_format, read_guide(fields, gateway.deployment.most_guide_bytes)
     if answer is None and not tools:
         return ChatGuide()
     if answer is not None and tools and choice.kind in ("required", "named"):
@@ -69,7 +67,7 @@ def chat_guide(
             fields.get("parallel_tool_calls", True),
             answer=None if answer is None else answer.guide,
             reasoning=form.may_reason(prompt) and not thinking_is_off(),
-            max_bytes=_max_bytes(gateway.deployment),
+            max_bytes=gateway.deployment.most_guide_bytes,
         )
     except InflightError as error:
         raise request_error(error, "tools", param) from None
@@ -86,11 +84,6 @@ def can_enforce(form: ChatFormat, parameters: dict[str, Any]) -> bool:
         return form.guide((tool,), ToolChoice.named(tool.name), False) is not None
     except InflightError:
         return False
-
-
-def _max_bytes(deployment: Deployment) -> int:
-    """Return the size of a grammar of calls beyond which the engine would refuse it."""
-    return deployment.guided_decoding.max_guide_bytes if deployment.engine.kind == "pytorch" else MOST_BYTES
 
 
 def _check_beside_calls(answer: FieldGuide, choice: ToolChoice) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,8 +21,9 @@ from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, most_tokens, sampling_arguments
 from inflight.gateway.tools import read_tools
 from inflight.gateway.values import same
-from inflight.text.chat import ChatTemplate, parse_messages
-from inflight.text.messages import Message
+from inflight.json_text import size
+from inflight.text.chat import ChatTemplate
+from inflight.text.messages import Message, check_messages
 from inflight.text.output.tools import Tool
 
 _OWN_FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -116,12 +116,12 @@ def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool], variables: 
     if template is None:
         raise unsupported("messages", "messages: this checkpoint has no chat template; use /v1/completions")
     options = {**_template_options(fields, template, gateway, tools), **(variables or {})}
-    text = json.dumps(fields["messages"], ensure_ascii=False)
-    if len(text) > gateway.deployment.limits.max_prompt_bytes:
-        limit = gateway.deployment.limits.max_prompt_bytes
-        raise invalid(f"messages has {len(text)} characters; the limit is {limit}", "messages")
+    limit = gateway.deployment.limits.max_prompt_bytes
+    for name in ("messages", "tools", "documents", "chat_template_kwargs"):
+        if name in fields and (found := size(fields[name], limit)) > limit:
+            raise invalid(f"{name} has {found} characters or more; the limit is {limit}", name)
     try:
-        messages = parse_messages(text)
+        messages = check_messages(fields["messages"])
         if fields.get("continue_final_message"):
             return _continued(template, messages, options)
         return template.render(messages, options)

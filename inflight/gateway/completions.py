@@ -55,7 +55,8 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
     if len(prompts) * fields.get("n", 1) > MOST_PROMPTS:
         message = f"prompt has {len(prompts)} prompts and n is {fields['n']}; the limit is {MOST_PROMPTS} choices"
         raise invalid(message, "n")
-    guide, arguments = read_guide(fields), sampling_arguments(fields, gateway) | {"stream": streams}
+    guide = read_guide(fields, gateway.deployment.most_guide_bytes)
+    arguments = sampling_arguments(fields, gateway) | {"stream": streams}
     if gateway.deployment.engine.kind == "pytorch":
         check_guide_size(guide, gateway.deployment.guided_decoding.max_guide_bytes)
     jobs = [_job(request, fields, gateway, prompt, guide, arguments) for prompt in prompts]

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from inflight.errors import nearest
 from inflight.gateway.errors import ApiError, invalid
-from inflight.gateway.values import Kind, anything, same, shown
+from inflight.gateway.values import Kind, anything, same
+from inflight.json_text import shown
 
 State = Literal["served", "refused", "accepted", "hint"]
 IGNORED_HEADER = "x-ignored-fields"

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields
-from inflight.gateway.values import boolean, shown, string, wrong
+from inflight.gateway.values import boolean, string, wrong
+from inflight.json_text import loads, shown, size
 from inflight.sampling import Guide, GuideKind, unique_keys
 
 ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
@@ -37,16 +38,16 @@ def check_guide_size(found: FieldGuide | None, max_bytes: int) -> None:
         raise invalid(f"{found.param} has {size} bytes; the limit is {max_bytes}", found.param)
 
 
-def read_guide(fields: Fields) -> FieldGuide | None:
-    """Return the guide of a request; None: the answer may be anything.
+def read_guide(fields: Fields, most: int) -> FieldGuide | None:
+    """Return the guide of a request; None: the answer may be anything. One of more bytes than ``most`` is not read.
 
     Raises:
         ApiError: 400: two fields ask for one, or a value is none. The engine judges schemas and grammars.
     """
-    found = [_response_format(fields["response_format"])] if "response_format" in fields else []
-    found += [_guide(*_KINDS[name], fields[name], name) for name in _KINDS if name in fields]
+    found = [_response_format(fields["response_format"], most)] if "response_format" in fields else []
+    found += [_guide(*_KINDS[name], fields[name], name, most) for name in _KINDS if name in fields]
     if "structured_outputs" in fields:
-        found.append(_structured_outputs(fields["structured_outputs"]))
+        found.append(_structured_outputs(fields["structured_outputs"], most))
     given = [one for one in found if one is not None]
     if len(given) > 1:
         raise invalid(f"{given[0].param} and {given[1].param} are both given; an answer has one form", given[1].param)
@@ -70,7 +71,7 @@ _OF_STRUCTURED: dict[str, GuideKind] = {
 }
 
 
-def _response_format(value: Any) -> FieldGuide | None:
+def _response_format(value: Any, most: int) -> FieldGuide | None:
     path = "response_format"
     if not isinstance(value, dict):
         raise wrong(path, value, "an object with type")
@@ -84,9 +85,9 @@ def _response_format(value: Any) -> FieldGuide | None:
         return None
     if kind == "json_object":  # llama.cpp's clients put a schema beside it
         schema = value.get("schema")
-        return FieldGuide(ANY_OBJECT, path) if schema is None else _guide("json_schema", schema, f"{path}.schema")
+        return FieldGuide(ANY_OBJECT, path) if schema is None else _guide("json_schema", schema, f"{path}.schema", most)
     if kind == "structural_tag":
-        return FieldGuide(Guide("structural_tag", json.dumps(value)), path)
+        return _guide("structural_tag", value, path, most)
     described = value.get("json_schema")
     if not isinstance(described, dict):
         raise wrong(f"{path}.json_schema", described, "an object with name and schema")
@@ -95,22 +96,24 @@ def _response_format(value: Any) -> FieldGuide | None:
         if described.get(name) is not None:
             wanted.read(described[name], f"{path}.{name}")
     schema = described.get("schema")
-    return _guide("json_schema", {} if schema is None else schema, f"{path}.schema")
+    return _guide("json_schema", {} if schema is None else schema, f"{path}.schema", most)
 
 
-def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:
+def _structured_outputs(value: dict[str, Any], most: int) -> FieldGuide | None:
     given = {name: one for name, one in value.items() if (name, one) != ("json_object", False)}
     if len(given) > 1:
         names = " and ".join(given)
         raise invalid(f"structured_outputs has {names}; an answer has one form", "structured_outputs")
     for name, one in given.items():
         path = f"structured_outputs.{name}"
-        return FieldGuide(ANY_OBJECT, path) if name == "json_object" else _guide(_OF_STRUCTURED[name], one, path)
+        return FieldGuide(ANY_OBJECT, path) if name == "json_object" else _guide(_OF_STRUCTURED[name], one, path, most)
     return None
 
 
-def _guide(kind: GuideKind, value: Any, path: str) -> FieldGuide:
+def _guide(kind: GuideKind, value: Any, path: str, most: int) -> FieldGuide:
     """Return a guide with the text of a value: schemas may come as JSON text or as the value itself."""
+    if (found := len(value) if isinstance(value, str) else size(value, most)) > most:
+        raise invalid(f"{path} has {found} bytes or more; the limit is {most}", path)
     if kind in ("json_schema", "structural_tag"):
         text = _json(value, path)
     else:
@@ -126,7 +129,7 @@ def _json(value: Any, path: str) -> str:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value, object_pairs_hook=unique_keys)
+            value = loads(value, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             raise invalid(f"{path} is a string that is not valid JSON: {error}", path) from None
     if not isinstance(value, dict | bool):

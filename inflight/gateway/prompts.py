@@ -9,7 +9,8 @@ from typing import Any
 from inflight.gateway.context import Gateway
 from inflight.gateway.errors import invalid
 from inflight.gateway.sampling import encode_texts
-from inflight.gateway.values import shown, wrong
+from inflight.gateway.values import wrong
+from inflight.json_text import shown
 
 MOST_PROMPTS = 1024
 _WANTED = "a string, a list of strings, a list of token ids, or a list of lists of token ids"

@@ -7,7 +7,8 @@ from typing import Any
 
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
-from inflight.gateway.values import shown, wrong
+from inflight.gateway.values import wrong
+from inflight.json_text import shown
 from inflight.text.output.tools import Tool, ToolChoice
 
 MOST_TOOLS = 512

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.gateway.errors import ApiError, invalid
+from inflight.json_text import SHOWN_CHARACTERS, shown
 
-_SHOWN_CHARACTERS = 80
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character: JSON can spell it alone, and no text has it."""
 
@@ -29,12 +28,6 @@ class Kind:
 def wrong(path: str, value: Any, wanted: str) -> ApiError:
     """Return the error of a value that is not what it must be."""
     return invalid(f"{path} is {shown(value)}; it must be {wanted}", path)
-
-
-def shown(value: Any) -> str:
-    """Return a value as an error shows it: as JSON, and not all of a long one."""
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def same(one: Any, other: Any) -> bool:
@@ -143,7 +136,7 @@ def mapping_of(kind: Kind, most: int) -> Kind:
     def read(value: Any, path: str) -> Any:
         if not isinstance(value, dict) or len(value) > most:
             raise invalid(f"{path} is {_size(value)}; it must be {wanted}", path)
-        return {name: kind.read(one, f"{path}.{name[:_SHOWN_CHARACTERS]}") for name, one in value.items()}
+        return {name: kind.read(one, f"{path}.{name[:SHOWN_CHARACTERS]}") for name, one in value.items()}
 
     return Kind(wanted, read)
 

@@ -23,7 +23,7 @@ from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
 from inflight.settings.door import DoorSettings
 from inflight.settings.gateway import GatewaySettings
-from inflight.settings.guided import GuidedDecodingSettings
+from inflight.settings.guided import MOST_GUIDE_BYTES, GuidedDecodingSettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
 from inflight.settings.section import (
@@ -250,6 +250,11 @@ class Deployment(Section):
         if self.engine.kind not in ("pytorch", "trtllm"):
             return None
         return self.limits.max_sequence_length or (own if self.engine.kind == "pytorch" else None)
+
+    @property
+    def most_guide_bytes(self) -> int:
+        """Bytes of a guide beyond which the engine would refuse it."""
+        return self.guided_decoding.max_guide_bytes if self.engine.kind == "pytorch" else MOST_GUIDE_BYTES
 
     @property
     def start_timeout_s(self) -> int:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from inflight.settings.section import PORTABLE_ONLY, Section
 
+MOST_GUIDE_BYTES = 4 << 20
+"""Most bytes of a guide in UTF-8, where the engine has no smaller limit."""
+
 
 class GuidedDecodingSettings(Section):
     """Guided decoding in the portable engine. A guide that passes a limit is refused, and its request alone ends."""

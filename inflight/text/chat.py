@@ -22,6 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
+from inflight.json_text import loads
 from inflight.text.checkpoint import TextConfig
 from inflight.text.messages import Message, check_messages
 from inflight.text.output.incremental_json import escape_surrogates
@@ -231,7 +232,7 @@ def _call_with_text(call: dict[str, Any]) -> dict[str, Any]:
 def parse_json(name: str, text: str) -> Any:
     """Parse the JSON of the input ``name``. Raises InvalidRequest: naming the input."""
     try:
-        return json.loads(text)
+        return loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from inflight.errors import InvalidRequest
+from inflight.json_text import loads, shown
 
 Message = dict[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -36,11 +36,11 @@ def _message(given: Any, place: str) -> Message:
             del message["tool_calls"]
     for key in ("tool_call_id", "name"):
         if not isinstance(message.get(key, ""), str):
-            raise InvalidRequest(f"{place}.{key} is {json.dumps(message[key])}; it must be a string")
+            raise InvalidRequest(f"{place}.{key} is {shown(message[key])}; it must be a string")
     reasoning = next((key for key in _REASONING if key in message), None)
     if reasoning is not None:
         if not isinstance(message[reasoning], str):
-            raise InvalidRequest(f"{place}.{reasoning} is {json.dumps(message[reasoning])}; it must be a string")
+            raise InvalidRequest(f"{place}.{reasoning} is {shown(message[reasoning])}; it must be a string")
         message |= dict.fromkeys(_REASONING, message[reasoning])
     message["content"] = _content(message, place)
     return message
@@ -53,16 +53,16 @@ def _content(message: Message, place: str) -> str | None:
     if content is None and message.get("role") == "assistant":
         return ""  # an answer of nothing, or one that was cut off in its reasoning
     if not isinstance(content, list):
-        raise InvalidRequest(f"{place}.content is {json.dumps(content)}; it must be a string")
+        raise InvalidRequest(f"{place}.content is {shown(content)}; it must be a string")
     if not content:
         raise InvalidRequest(f"{place}.content is []; it must be a string, or parts of type 'text'")
     for index, part in enumerate(content):
         name = f"{place}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise InvalidRequest(f"{name}.type is {json.dumps(kind)}; only parts of type 'text' are served")
+            raise InvalidRequest(f"{name}.type is {shown(kind)}; only parts of type 'text' are served")
         if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name}.text is {json.dumps(part.get('text'))}; it must be a string")
+            raise InvalidRequest(f"{name}.text is {shown(part.get('text'))}; it must be a string")
     return "\n".join(part["text"] for part in content)  # most templates know no parts
 
 
@@ -70,23 +70,21 @@ def _calls(calls: Any, role: str, place: str) -> list[dict[str, Any]]:
     if role != "assistant":
         raise InvalidRequest(f"{place} is given in a message of {role!r}; only those of 'assistant' have calls")
     if not isinstance(calls, list):
-        raise InvalidRequest(f"{place} is {json.dumps(calls)}; it must be a list")
+        raise InvalidRequest(f"{place} is {shown(calls)}; it must be a list")
     return [_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise InvalidRequest(
-            f"{place}.function is {json.dumps(function)}; it must be an object with name and arguments"
-        )
+        raise InvalidRequest(f"{place}.function is {shown(function)}; it must be an object with name and arguments")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{place}.function.name is {json.dumps(name)}; it must be the name of a tool")
+        raise InvalidRequest(f"{place}.function.name is {shown(name)}; it must be the name of a tool")
     if call.get("type") not in (None, "function"):
-        raise InvalidRequest(f"{place}.type is {json.dumps(call['type'])}; it must be 'function'")
+        raise InvalidRequest(f"{place}.type is {shown(call['type'])}; it must be 'function'")
     if not isinstance(call.get("id") or "", str):
-        raise InvalidRequest(f"{place}.id is {json.dumps(call['id'])}; it must be a string")
+        raise InvalidRequest(f"{place}.id is {shown(call['id'])}; it must be a string")
     arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
@@ -95,7 +93,7 @@ def _arguments(arguments: Any, place: str) -> dict[str, Any]:
     """Return arguments as an object; clients send them as a string of JSON."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{place} is not valid JSON: {error}") from None
     if arguments is None:

@@ -79,6 +79,7 @@ class EngineStage:
                     arrays, request_id, settings.limits, self._vocab_size, self._decoupled,
                     engine=settings.engine.kind, max_sequences=settings.batching.max_queue_size,
                     client=str(parameters.get(CLIENT, "")), by_client=settings.batching.fairness == "client",
+                    most_guide_bytes=settings.most_guide_bytes,
                 )  # fmt: skip
                 self._accept(sender, options, subrequests)
             except Exception as error:

@@ -25,6 +25,7 @@ from inflight.inputs import (
 from inflight.sampling import MAX_SEED, Guide, Pooling, SamplingParams
 from inflight.settings.api_keys import client_of
 from inflight.settings.deployment import LimitSettings
+from inflight.settings.guided import MOST_GUIDE_BYTES
 
 _MAX_CLIENT_ID = 256
 _SAMPLING_INPUTS = {
@@ -86,12 +87,14 @@ def read_request(
     max_sequences: int,
     client: str = "",
     by_client: bool = False,
+    most_guide_bytes: int = MOST_GUIDE_BYTES,
 ) -> tuple[OutputOptions, list[SubRequest]]:
     """Read one Triton request: how it wants its answers, and its sequences (batch rows x num_return_sequences).
 
     ``engine`` is the deployment's ``engine.kind``: what it does not serve is refused. ``max_sequences``: as many as the
     queue takes; more are refused before any of them is read, which takes milliseconds each. ``client`` is who asks, as
-    the door or the gateway says, "" where neither does: then the request may, if clients take turns (``by_client``).
+    the door or the gateway says, "" where neither does: then the request may, if clients take turns (``by_client``). A
+    guide of more bytes than ``most_guide_bytes`` is not read.
 
     Raises:
         InvalidRequest, UnsupportedFeature: by name.
@@ -113,7 +116,7 @@ def read_request(
         check_number(name, inputs.vector(name, 0).size, limits.max_words)
     for row in range(inputs.rows):
         prompt = _prompt(inputs, ids, row)
-        sampling = _sampling(inputs, row, limits, vocab_size)
+        sampling = _sampling(inputs, row, limits, vocab_size, most_guide_bytes)
         priority, lora = inputs.scalar("priority", row, 0), inputs.string("lora_name", row)
         deadline = _deadline_ns(inputs, row)
         asking = _client(inputs, row, client, by_client)
@@ -167,7 +170,9 @@ def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:
     return ids[row].reshape(-1)[:length].tolist()
 
 
-def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) -> SamplingParams:
+def _sampling(
+    inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int, most_guide_bytes: int
+) -> SamplingParams:
     pooling = inputs.string("pooling", row)
     max_tokens = inputs.scalar("request_output_len", row) if pooling is None else 1
     if max_tokens is None or max_tokens < 1:
@@ -186,11 +191,13 @@ def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) 
         stop_sequences=_words(inputs, "stop_words_list", row, limits),
         bad_sequences=_words(inputs, "bad_words_list", row, limits),
         logit_bias=_bias(inputs.vector("embedding_bias", row), vocab_size),
-        guide=_guide(inputs, row),
+        guide=_guide(inputs, row, most_guide_bytes),
     )
 
 
-def _guide(inputs: Inputs, row: int) -> Guide | None:
+def _guide(inputs: Inputs, row: int, most: int) -> Guide | None:
+    """Return the guide. One of more bytes than ``most`` is refused before it is decoded and read."""
+    check_number("guided_decoding_guide", len(inputs.scalar("guided_decoding_guide", row, b"")), most, "bytes")
     start_ids = inputs.vector("guide_start_ids", row).reshape(-1).tolist()
     kind, text = (inputs.string(f"guided_decoding_{name}", row) for name in ("guide_type", "guide"))
     return Guide.read(kind, text, tuple(start_ids))

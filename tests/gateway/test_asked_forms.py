@@ -17,21 +17,21 @@ from tests.gateway.support.gateways import inside
     "body", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )
 def test_a_json_object_is_an_object_and_no_other_value(body: dict[str, Any]) -> None:
-    found = read_guide(Fields(body))
+    found = read_guide(Fields(body), 1000)
     assert found is not None
     assert found.guide.kind == "json_schema", "the kind `json` lets a number through"
     assert json.loads(found.guide.text) == {"type": "object"}
 
 
 def test_the_schema_of_a_json_object_holds() -> None:
-    found = read_guide(Fields({"response_format": {"type": "json_object", "schema": {"const": 42}}}))
+    found = read_guide(Fields({"response_format": {"type": "json_object", "schema": {"const": 42}}}), 1000)
     assert found is not None
     assert json.loads(found.guide.text) == {"const": 42}
 
 
 def test_the_schema_of_a_json_object_is_checked() -> None:
     with pytest.raises(ApiError) as raised:
-        read_guide(Fields({"response_format": {"type": "json_object", "schema": 123}}))
+        read_guide(Fields({"response_format": {"type": "json_object", "schema": 123}}), 1000)
     assert raised.value.param == "response_format.schema"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from inflight.gateway import body as body_module
+from inflight.gateway import guides as guides_module
 from inflight.gateway import preparing
 from inflight.gateway.body import MOST_OF
 from inflight.gateway.completion_choice import CompletionChoice
@@ -25,6 +26,7 @@ from tests.gateway.support.gateways import Inside, inside
 from tests.gateway.support.scripted import scripted
 
 LARGE = "a " * LARGE_BYTES
+MANY = ["a"] * 99_999
 FAR_TOO_LONG = "a b " * 500_000
 PATIENCE_S = 60
 
@@ -140,6 +142,42 @@ def test_a_prompt_that_is_far_too_long_is_not_encoded_to_its_end(
     assert (reply.status_code, error.get("param")) == (400, param)
     assert "maximum context length is 2048 tokens. However, you requested more than 40" in error["message"]
     assert encoded < 100_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": '{"enum":[' + "1," * 400_000 + "1]}"}, "guided_json"),
+        ({"guided_json": {"enum": [1] * 100_000}}, "guided_json"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"guided_choice": ["a" * 30] * 4000}, "guided_choice"),
+        ({"structured_outputs": {"json": "[" * 70_000}}, "structured_outputs.json"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"enum": MANY}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "structural_tag", "structures": ["a"] * 99_999}}, "response_format"),
+        ({"messages": [{"role": "user", "content": "a" * (5 << 20)}]}, "messages"),
+        ({"chat_template_kwargs": {"enable_thinking": "a" * (5 << 20)}}, "chat_template_kwargs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_too_large_is_neither_read_nor_written(
+    ready: Inside, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], param: str
+) -> None:
+    monkeypatch.setattr(guides_module, "loads", None)
+    monkeypatch.setattr(guides_module, "json", None)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], **fields}
+    content = json.JSONEncoder().encode(body)
+    with ready.client(headers={"content-type": "application/json"}) as client:
+        reply = client.post("/v1/chat/completions", content=content)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert " or more; the limit is " in reply.json()["error"]["message"]
 
 
 def test_what_is_cut_off_or_only_counted_may_be_longer(ready: Inside) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
+from inflight.settings.guided import MOST_GUIDE_BYTES
 from inflight.text.output.schemas import NoSchema, NotEnforceable, check_shape
 from inflight.text.output.tools import Tool, ToolChoice
 
 TEXT = "/(?s:.*)/"
 SPACE_RULE = "SPACE: /[ \\n]{1,4}/"
-MOST_BYTES = 4 << 20
-"""The largest grammar in UTF-8, where the deployment sets no smaller limit."""
 _LARGEST_COUNT = 2**31 - 1
 """The largest number of repetitions that llguidance takes."""
 
@@ -52,7 +51,7 @@ class Asked:
     """The expression of what opens reasoning at the beginning, so that free text must not begin with it."""
     answer: tuple[str, ...] = ()
     """The rule ``answer`` and what it needs: an answer of a form, which may stand in place of calls."""
-    max_bytes: int = MOST_BYTES
+    max_bytes: int = MOST_GUIDE_BYTES
     """The size in UTF-8 beyond which the grammar is refused."""
 
     def text(self, *words: str, excluded: str = "") -> str:

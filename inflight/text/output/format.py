@@ -7,7 +7,8 @@ from typing import ClassVar, Protocol
 
 from inflight.errors import UnsupportedFeature
 from inflight.sampling import Guide
-from inflight.text.output.call_grammar import MOST_BYTES, asked
+from inflight.settings.guided import MOST_GUIDE_BYTES
+from inflight.text.output.call_grammar import asked
 from inflight.text.output.events import ContentDelta, OutputEvent
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool, ToolChoice
@@ -80,7 +81,7 @@ class ChatFormat:
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MOST_GUIDE_BYTES,
     ) -> Guide | None:
         """Return what an output must be, by the choice of tools and the form of the answer; None: it may be anything.
 

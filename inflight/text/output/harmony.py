@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from inflight.sampling import Guide
+from inflight.settings.guided import MOST_GUIDE_BYTES
 from inflight.text.output.call_grammar import (
-    MOST_BYTES,
     SPACE_RULE,
     TEXT,
     Asked,
@@ -74,7 +74,7 @@ class HarmonyFormat(SectionFormat):
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MOST_GUIDE_BYTES,
     ) -> Guide | None:
         """Return what an output must be: messages, of which the last one is a call or the answer."""
         if answer is None or asked(tools, choice, parallel, answer) is not None:

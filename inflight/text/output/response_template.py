@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import regex
 
 from inflight.sampling import Guide
-from inflight.text.output.call_grammar import MOST_BYTES
+from inflight.settings.guided import MOST_GUIDE_BYTES
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser
 from inflight.text.output.incremental_json import as_json, to_json
@@ -103,7 +103,7 @@ class TemplateFormat(ChatFormat):
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MOST_GUIDE_BYTES,
     ) -> Guide | None:
         """Return what an output must be, as the family writes it."""
         return self._found.guide(tools, choice, parallel, answer=answer, reasoning=reasoning, max_bytes=max_bytes)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inflight.sampling import Guide
+from inflight.settings.guided import MOST_GUIDE_BYTES
 from inflight.text.output.call_grammar import (
-    MOST_BYTES,
     SPACE_RULE,
     TEXT,
     Asked,
@@ -122,7 +122,7 @@ class SectionFormat(ChatFormat):
         *,
         answer: Guide | None = None,
         reasoning: bool = False,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MOST_GUIDE_BYTES,
     ) -> Guide | None:
         """Return what an output must be; a form that is no rule of a grammar leaves no room for reasoning."""
         calls = asked(tools, choice, parallel, answer)

@@ -91,7 +91,9 @@ def _read(client: object, engine: str = "pytorch") -> list[str]:
         "request_output_len": np.array([4, 4], np.int32),
         "client_id": np.array(client, np.object_),
     }
-    parts = read_request(arrays, "", LimitSettings(), 100, decoupled=True, engine=engine, max_sequences=256)[1]
+    parts = read_request(
+        arrays, "", LimitSettings(), 100, decoupled=True, engine=engine, max_sequences=256, by_client=True
+    )[1]
     return [part.request.client_id for part in parts]
 
 

@@ -180,7 +180,7 @@ def test_places_in_lists_are_no_labels() -> None:
 )
 def test_a_schema_that_would_not_count_is_refused(given: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_guide(CHAT_READER.read(CHAT | {"response_format": given}))
+        read_guide(CHAT_READER.read(CHAT | {"response_format": given}), 1000)
     assert caught.value.param == f"response_format.{param}"
 
 
@@ -201,7 +201,7 @@ def test_a_null_inside_of_a_tool_or_a_choice_is_an_absent_field() -> None:
     assert [one.name for one in tools] == ["add"]
     assert chosen.kind == "named"
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": None}}
-    guide = read_guide(CHAT_READER.read(CHAT | {"response_format": form}))
+    guide = read_guide(CHAT_READER.read(CHAT | {"response_format": form}), 1000)
     assert guide is not None
     assert guide.guide.text == "{}"
     [message] = check_messages([{"role": "assistant", "content": "a", "tool_calls": [{**CALL, "type": None}]}])

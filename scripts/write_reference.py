@@ -60,8 +60,8 @@ exports its own families. `observability.metrics: false`, or `inflight serve --n
   sequences it has; so is what the engine's stage refuses. `deadline` has both those that had tokens and those that
   had none. A request that fails behind the engine, because its text cannot be made (`model="detokenizer"`) or a
   response cannot be written, counts once more, as `internal`: the engine has counted its sequences by their own ends,
-  and its client saw an error. A request that Triton itself refuses, before any stage sees it, is in
-  `nv_inference_request_failure` alone.
+  and its client saw an error. What Triton cannot parse is counted nowhere.
+  `nv_inference_request_failure` of the ensemble counts each request that fails in it twice (Triton 2.51).
 - **Times.** Arrival is at the engine's queue. From there to the first step is *queue*, to the first token *prefill*
   (time to first token is both), to the last token *decode*; a sequence shows in each of them when it gets there, and in
   the duration when it ends, whatever its end. Between two tokens: one value for each token after a sequence's first;

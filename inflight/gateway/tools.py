@@ -12,6 +12,8 @@ from inflight.json_text import shown
 from inflight.text.output.tools import Tool, ToolChoice
 
 MOST_TOOLS = 512
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Of a tool that names none: by OpenAI's reference its list of parameters is empty."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
 
 
@@ -72,7 +74,7 @@ def _tool(value: Any, path: str) -> Tool:
         raise wrong(f"{path}.name", name, "1 to 128 letters, digits, or any of _ . : / -")
     if not isinstance(description, str):
         raise wrong(f"{path}.description", description, "a string")
-    parameters, strict = given.get("parameters", {}), given.get("strict", False)
+    parameters, strict = given.get("parameters", _NO_PARAMETERS), given.get("strict", False)
     if not isinstance(parameters, dict):
         raise wrong(f"{path}.parameters", parameters, "an object: the JSON schema of the arguments")
     if (kind := parameters.get("type", "object")) != "object":

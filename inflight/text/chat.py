@@ -28,6 +28,7 @@ from inflight.text.messages import Message, check_messages
 from inflight.text.output.incremental_json import escape_surrogates
 
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}
 
 
@@ -101,6 +102,7 @@ class ChatTemplate:
             UnsupportedFeature: there are tools or documents, and the template has no use of them.
         """
         options = options or {}
+        self._check_roles(messages)
         if options.get("tools") and self._with_tools is not None:
             return self._with_tools.render(messages, options)
         for name in options:
@@ -129,6 +131,17 @@ class ChatTemplate:
         except InvalidRequest:
             return False
         return all(message["content"] in prompt for message in messages)
+
+    def _check_roles(self, messages: list[Message]) -> None:
+        """Refuse a role that the source does not name: most templates leave such a message out without a word."""
+        for index, message in enumerate(messages):
+            role = message["role"]
+            if role not in _ROLES and not self.reads(role):
+                near = nearest(role, _ROLES)
+                raise InvalidRequest(
+                    f"messages[{index}].role is {role!r}; it must be one of {', '.join(_ROLES)}, or another that this "
+                    f"model's chat template names{near}"
+                )
 
     @cached_property
     def _dialect(self) -> _Dialect:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, TOKENIZER
 from inflight.errors import DeadlineExceeded, EngineFailure, QueueFull
+from monitoring.generate.promql import FAILURES_COUNTED
 from monitoring.generate.rule import HOUR, MINUTE, Alert, Timescale
 
 JOB, READY_JOB = "inflight", "inflight-ready"
@@ -135,11 +136,12 @@ def _unanswered(scale: Timescale) -> list[Alert]:
     failed, done = (
         f"sum by (instance) (rate({counter}[{scale.span(5 * MINUTE)}]))" for counter in (failures, successes)
     )
-    share = f"{failed} / ({failed} + {done})"
+    failed = f"{failed} / {FAILURES_COUNTED}"
+    share = f"({failed}) / ({failed} + {done})"
     return [
         Alert(
             "InflightRequestsFailing",
-            f"{share} > 0.1 and {_count(failures, scale)}",
+            f"{share} > 0.1 and {_count(failures, scale, FAILURES_COUNTED * FEWEST)}",
             5 * MINUTE,
             "warning",
             f"Triton answers requests with errors {_ON}",
@@ -148,7 +150,7 @@ def _unanswered(scale: Timescale) -> list[Alert]:
         ),
         Alert(
             "InflightMostRequestsFailing",
-            f"{share} > 0.5 and {_count(failures, scale, OUTAGE, 5 * MINUTE)}",
+            f"{share} > 0.5 and {_count(failures, scale, FAILURES_COUNTED * OUTAGE, 5 * MINUTE)}",
             2 * MINUTE,
             "critical",
             f"Triton answers most requests with errors {_ON}",

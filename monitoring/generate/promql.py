@@ -11,6 +11,9 @@ from typing import NamedTuple
 from inflight.contract import ENGINE
 from inflight.metrics import FAMILIES
 
+FAILURES_COUNTED = 2
+"""How often Triton (2.51) counts a request that fails in an ensemble in the ensemble's own
+``nv_inference_request_failure``. A test holds a real server to it."""
 _SUFFIXES = ("_bucket", "_sum", "_count")
 
 

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from inflight.client import Client, GenerateOptions
-from inflight.errors import InvalidRequest
+from inflight.errors import InflightError, InvalidRequest
+from monitoring.generate.promql import FAILURES_COUNTED
 from tests.support.waiting import wait_until
 from tests.triton.support.metrics_page import read_metric, read_page, settled_page, value_in
 from tests.triton.support.servers import Running
@@ -34,6 +35,23 @@ def test_upstream_metric_families_exist_before_any_request(server: Running) -> N
     for name in ("nv_llm_input_token_len", "nv_llm_output_token_len"):
         bounds = re.findall(rf'^{name}_bucket.*le="(.*?)"', page, re.MULTILINE)
         assert sorted(bounds, key=float) == ["10", "50", "100", "500", "1000", "+Inf"]
+
+
+def test_triton_counts_a_failure_in_the_ensemble_as_often_as_the_alerts_take_it_to(server: Running) -> None:
+    def failures() -> float:
+        return read_metric(server.metrics, "nv_inference_request_failure", model="ensemble", reason="OTHER")
+
+    with Client(server.grpc) as client:
+        settled_page(server.metrics)
+        before = failures()
+        for options in (
+            GenerateOptions(max_tokens=0),
+            GenerateOptions(temperature=-1.0),
+            GenerateOptions(top_p=5.0),
+        ):
+            with pytest.raises(InflightError):
+                client.generate("x", options)
+    assert wait_until(lambda: failures() - before == 3 * FAILURES_COUNTED, 30)
 
 
 def test_metrics_after_three_requests_are_true(server: Running) -> None:

@@ -94,6 +94,20 @@ def test_parts_of_text_are_joined() -> None:
     assert parse_messages(json.dumps([{"role": "user", "content": parts}])) == [{"role": "user", "content": "one\ntwo"}]
 
 
+@pytest.mark.parametrize("role", ["User", "assistent", "system ", "ipython"])
+def test_a_role_that_the_template_does_not_name_is_refused(role: str) -> None:
+    messages = [MESSAGES[0], {"role": role, "content": "x"}]
+    with pytest.raises(
+        InvalidRequest, match=rf"messages\[1\]\.role is '{role}'; it must be one of system, developer, "
+    ):
+        ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}).render(messages)
+    if role.isalpha():
+        named = ChatTemplate(
+            "{% for m in messages %}{% if m.role == '" + role + "' %}{{ m.content }}{% endif %}{% endfor %}", {}
+        )
+        assert named.render(messages) == "x"
+
+
 def test_errors_can_always_be_sent() -> None:
     template = ChatTemplate("{{ raise_exception('role ' + messages[0].role) }}", {})
     with pytest.raises(InvalidRequest) as caught:

@@ -84,3 +84,9 @@ def test_what_is_no_tool_is_refused_by_its_path(function: dict[str, Any], param:
 def test_of_allowed_tools_each_keeps_its_place() -> None:
     tools, _ = read_tools(Fields({"tools": TOOLS, "tool_choice": allowed("auto", "send")}))
     assert [tool.path for tool in tools] == ["tools[2].function.parameters"]
+
+
+@pytest.mark.parametrize("given", [{}, {"parameters": None}], ids=str)
+def test_a_tool_that_names_no_parameters_has_none(given: dict[str, Any]) -> None:
+    tools, _ = read_tools(Fields({"tools": [{"type": "function", "function": {"name": "f", **given}}]}))
+    assert [tool.parameters for tool in tools] == [{"type": "object", "properties": {}, "additionalProperties": False}]

@@ -15,7 +15,7 @@ from inflight.errors import (
 from monitoring.generate.alerts import BURNS
 from monitoring.generate.objectives import ITL, TTFT, Objective
 from monitoring.generate.panels import TOKENS_PER_SECOND, Row, board, number, time_series
-from monitoring.generate.promql import Query, mean, quantiles, rate, selector, total
+from monitoring.generate.promql import FAILURES_COUNTED, Query, mean, quantiles, rate, selector, total
 from monitoring.generate.saturation import KV_HIGH, QUEUE_NEAR_LIMIT
 
 _ERRORS = "|".join(
@@ -113,8 +113,8 @@ TRAFFIC = Row(
                     "Inflight",
                 ),
                 Query(
-                    f"{rate('nv_inference_request_failure', model='ensemble')} / "
-                    f"({rate('nv_inference_request_failure', model='ensemble')} + "
+                    f"({rate('nv_inference_request_failure', model='ensemble')} / {FAILURES_COUNTED}) / "
+                    f"({rate('nv_inference_request_failure', model='ensemble')} / {FAILURES_COUNTED} + "
                     f"{rate('nv_inference_request_success', model='ensemble')})",
                     "Triton",
                 ),

@@ -20,6 +20,7 @@ from inflight.gateway.cors import Cors
 from inflight.gateway.embeddings import embeddings
 from inflight.gateway.errors import ApiError
 from inflight.gateway.messages.endpoint import count_tokens, create_message
+from inflight.gateway.metrics import OTHER
 from inflight.gateway.middleware import HEALTH, METRICS, Admission, BodyLimit, Keys, Requests
 from inflight.gateway.models import health, list_models, metrics, retrieve_model
 from inflight.gateway.rerank import rerank
@@ -63,6 +64,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def make_app(gateway: Gateway, routes: tuple[Served, ...] = ROUTES) -> Starlette:
     """Return the application that serves ``routes`` for ``gateway``, which starts and stops with it."""
     shown = [one for one in routes if one.path != METRICS or gateway.deployment.observability.metrics]
+    gateway.metrics.expect({*(one.path for one in shown), OTHER})
     settings = gateway.settings
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in shown],
@@ -104,7 +106,7 @@ def _labels(routes: list[Served]) -> Callable[[str], str]:
     def label(path: str) -> str:
         if path in whole:
             return path
-        return next((known for beginning, known in beginnings.items() if path.startswith(beginning)), "other")
+        return next((known for beginning, known in beginnings.items() if path.startswith(beginning)), OTHER)
 
     return label
 

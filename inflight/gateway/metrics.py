@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import prometheus_client
@@ -28,6 +29,18 @@ class GatewayMetrics:
         self._registry = prometheus_client.CollectorRegistry()
         self._families = {family.name: _metric(family, self._registry) for family in GATEWAY}
         self._fields: set[str] = set()
+
+        for family in GATEWAY:  # a rate misses what a counter begins with, unless it begins at zero
+            if family.labels and all(family.labels.values()):
+                for values in itertools.product(*family.labels.values()):
+                    self._families[family.name].labels(*values)
+
+    def expect(self, routes: Iterable[str]) -> None:
+        """Begin what is counted of each of these routes alone at zero."""
+        for family in GATEWAY:
+            if family.kind == "counter" and set(family.labels) == {"route"}:
+                for route in routes:
+                    self._families[family.name].labels(route)
 
     def page(self) -> bytes:
         """Return the page, in Prometheus' text format."""

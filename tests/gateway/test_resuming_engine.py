@@ -44,7 +44,7 @@ def outcomes(running: Inside) -> dict[str, float]:
         lines = client.get("/metrics").text.splitlines()
     name = "inflight_gateway_resumed_total"
     found = [line.removeprefix(f'{name}{{outcome="').partition('"} ') for line in lines if line.startswith(f"{name}{{")]
-    return {outcome: float(count) for outcome, _, count in found}
+    return {outcome: float(count) for outcome, _, count in found if float(count)}
 
 
 def unbroken_and_broken(served: Served, drawn: Drawn, path: str, body: dict[str, Any], breaks: list[int]) -> list[Any]:

@@ -238,3 +238,15 @@ def test_a_fault_of_ours_is_told_without_details(caplog: pytest.LogCaptureFixtur
     assert (reply.status_code, _error(reply)["code"]) == (500, "internal_error")
     assert "secret" not in reply.text
     assert "secret detail" in caplog.text
+
+
+def test_counters_begin_at_zero() -> None:
+    with inside() as running, running.client() as client:
+        page = client.get("/metrics").text
+    for series in (
+        'resumed_total{outcome="repeated"}',
+        'slow_clients_total{route="/v1/messages"}',
+        'disconnects_total{route="other"}',
+        'quality_answers_total{outcome="failed"}',
+    ):
+        assert f"inflight_gateway_{series} 0.0" in page

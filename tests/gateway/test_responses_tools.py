@@ -124,7 +124,9 @@ def test_a_call_names_its_tool_as_the_client_does(
 def test_the_text_of_a_custom_tool_is_an_argument_and_back() -> None:
     for text in ("", "a", '{"input": "x"}', 'say "hi" \\ \n\t ü'):
         assert custom_input(custom_arguments(text)) == text
-    assert custom_input('{"input": "cut o') == ""
+    for cut, text in ((9, ""), (11, ""), (12, "a"), (13, "a"), (14, "a\n"), (16, "a\n"), (25, "a\n"), (26, "a\n😀")):
+        assert custom_input('{"input": "a\\n\\ud83d\\ude00"}'[:cut]) == (text if cut > 10 else '{"input":'), cut
+    assert custom_input('{"input": 5}') == '{"input": 5}'
 
 
 GOOD = '*** Begin Patch\n*** Add File: a.txt\n+say "hi" \\\n*** Delete File: b\n*** End Patch'

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from inflight.gateway.partial_json import corrected_object
 from inflight.gateway.reading import JsonValue, check_callers
 from inflight.gateway.responses.grammars import pattern_of_lark
 from inflight.gateway.values import boolean, mapping, one_of
@@ -26,6 +25,8 @@ Enforces = Callable[[dict[str, Any]], bool]
 """Tells whether the model's format of calls can hold arguments to a schema."""
 _INPUT = "input"
 """The one argument of a custom tool's function."""
+_LONGEST_ESCAPE = len(r"\ud83d\ude00")
+"""Characters of JSON that are one character of a text."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,19 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text that a custom tool gets, of the arguments that the model has written for its function."""
-    read = json.loads(corrected_object(arguments) or "{}")
-    text = read.get(_INPUT, "" if _INPUT in arguments else arguments)
-    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+    """Return the text that a custom tool gets, of the arguments that the model has written for its function.
+
+    Of arguments that a limit has cut it is the beginning of the text. Arguments of another form are the text themselves.
+    """
+    ends = (f'{arguments[: len(arguments) - cut]}"}}' for cut in range(min(_LONGEST_ESCAPE, len(arguments))))
+    for whole in (arguments, *ends):
+        try:
+            text = json.loads(whole)[_INPUT]
+            text.encode()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        return str(text)
+    return arguments
 
 
 def read_response_tools(

@@ -35,6 +35,14 @@ def check_a_message_has_all_its_parts(gateway: Gateway) -> None:
     assert answer.role == "assistant"
 
 
+def check_models_are_listed_and_retrieved(gateway: Gateway) -> None:
+    """With all that the SDK's type wants."""
+    client = client_of(gateway)
+    first = next(iter(client.models.list(limit=20)))
+    assert (first.id, first.type, first.lifecycle) == (gateway.model, "model", "active")
+    assert client.models.retrieve(first.id) == first
+
+
 def check_a_bearer_token_is_a_key_too(gateway: Gateway) -> None:
     """Claude Code sends one in place of ``x-api-key``."""
     client = client_of(gateway, api_key=None, auth_token=gateway.key)

@@ -83,7 +83,7 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """Return the text that a custom tool gets, of the arguments that the model has written for its function.
 
-    Of arguments that a limit has cut it is the beginning of the text. Arguments of another form are the text themselves.
+    Of arguments that a limit has cut it is the beginning of the text; arguments of another form are the text.
     """
     ends = (f'{arguments[: len(arguments) - cut]}"}}' for cut in range(min(_LONGEST_ESCAPE, len(arguments))))
     for whole in (arguments, *ends):

@@ -38,9 +38,9 @@ field, by the path, such as `tools[0].function.foo`. `inflight_gateway_ignored_f
 semantics](gateway-semantics.md) and [the APIs of agents](gateway-agents.md).
 """
 _INSIDE = """
-## Inside of the fields of chats
+## Inside of fields
 
-Fields of a message that the checkpoint's chat template reads are known besides.
+Fields of a chat's message that the checkpoint's chat template reads are known besides.
 
 | in | known | refused | hints |
 |---|---|---|---|
@@ -65,8 +65,9 @@ def fields_page() -> str:
 
 
 def _rows_inside() -> Iterator[str]:
-    """Yield a row for each object inside of a chat's fields."""
-    shapes = [(one.name, one.inside) for one in CHAT.values() if one.inside is not None]
+    """Yield a row for each object inside of a field; one that several endpoints have stands once."""
+    fields = (one for table in TABLES.values() for one in table.values() if one.inside is not None)
+    shapes = list({id(one.inside): (one.name, one.inside) for one in fields}.values())
     while shapes:
         path, shape = shapes.pop(0)
         shapes[:0] = [(f"{path}.{name}", one) for name, one in shape.items() if isinstance(one, Mapping)]

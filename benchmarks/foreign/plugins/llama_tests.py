@@ -1,14 +1,12 @@
 """A plugin for pytest: llama.cpp's tests of its server, with servers that run already in the place of theirs.
 
 ``SERVER_URL`` is where one listens, and ``KEYED_URL`` one that wants a key. llama.cpp has some of OpenAI's paths
-without ``/v1`` too, and needs no ``model``: the paths are asked for with it, and the name ``MODEL`` is given.
+without ``/v1`` too: they are asked for with it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
 import utils  # of the suite, in whose folder pytest runs
 
@@ -27,18 +25,5 @@ def _make_url(server: utils.ServerProcess, path: str, host: str | None = None) -
     return f"http://{host or server.server_host}:{server.server_port}{beginning}{path}"
 
 
-def _with_model(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that asks with a body, and names the model in it."""
-
-    def asked(server: utils.ServerProcess, method: str, path: str, data: Any = None, *more: Any, **named: Any) -> Any:
-        if method == "POST" and isinstance(data, dict):
-            data = data | {"model": data.get("model") or os.environ["MODEL"]}
-        return ask(server, method, path, data, *more, **named)
-
-    return asked
-
-
-for _name in ("make_request", "make_stream_request"):
-    setattr(utils.ServerProcess, _name, _with_model(getattr(utils.ServerProcess, _name)))
 utils.ServerProcess.start = _start
 utils.ServerProcess.make_url = _make_url

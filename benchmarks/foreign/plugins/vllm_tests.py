@@ -1,7 +1,7 @@
 """A plugin for pytest: vLLM's tests of its server, with a server that runs already in the place of theirs.
 
 ``SERVER_URL`` is where it listens, and ``KEYED_URL`` one that wants a key; ``CHECKPOINT`` is the folder of its
-tokenizer. vLLM serves a request without ``model``; OpenAI does not, so the clients here give the name ``MODEL``.
+tokenizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import absent
 import anthropic
 import openai
 import transformers  # before the stand-in for PyTorch, which it would take for the real one
-from openai._models import FinalRequestOptions
 
 _KEY = "none"
 _CONFIG = "hermes"
@@ -45,11 +44,11 @@ class RemoteOpenAIServer:
 
     def get_client(self, **options: Any) -> openai.OpenAI:
         """Return a client of OpenAI's SDK."""
-        return _Client(**_openai(self, options))
+        return openai.OpenAI(**_openai(self, options))
 
     def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
         """Return an asynchronous client of OpenAI's SDK."""
-        return _AsyncClient(**_openai(self, options))
+        return openai.AsyncOpenAI(**_openai(self, options))
 
     def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
         """Return a client of Anthropic's SDK."""
@@ -58,23 +57,6 @@ class RemoteOpenAIServer:
     def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
         """Return an asynchronous client of Anthropic's SDK."""
         return anthropic.AsyncAnthropic(**_anthropic(self, options))
-
-
-def _with_model(options: FinalRequestOptions) -> FinalRequestOptions:
-    body = options.json_data
-    if isinstance(body, dict) and not isinstance(body.get("model"), str):
-        body["model"] = os.environ["MODEL"]
-    return options
-
-
-class _Client(openai.OpenAI):
-    def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
-        return _with_model(options)
-
-
-class _AsyncClient(openai.AsyncOpenAI):
-    async def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
-        return _with_model(options)
 
 
 def _openai(server: RemoteOpenAIServer, options: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ PROVES = {
     ),
     "tests/gateway/programs/": (
         *PINS, "inflight/gateway/", "inflight/contract.py", "inflight/errors.py", "benchmarks/clients.py",
-        "benchmarks/gateway/", ".ci/", "tests/gateway/programs/",
+        "benchmarks/gateway/", ".ci/", "docs/gateway-agents.md", "tests/gateway/programs/",
     ),
     "tests/engine/test_attention_compile.py": (*PINS, "inflight/engine/attention/", "inflight/engine/cuda/"),
     "tests/engine/test_between_compile.py": (*PINS, "inflight/engine/attention/", "inflight/engine/cuda/"),

@@ -22,7 +22,7 @@ CONTEXT = 131_072
 FILE = "made.txt"
 _COMMAND = f"echo $((40 + 2)) > {FILE}; cat {FILE}"
 MADE = "42"
-"""What the command writes, and says: no word of the command."""
+"""What the command writes: no word of the command."""
 _SHELLS: dict[str, dict[str, Any]] = {
     "Bash": {"command": _COMMAND, "description": "Make a file"},
     "exec_command": {"cmd": _COMMAND},
@@ -30,6 +30,9 @@ _SHELLS: dict[str, dict[str, Any]] = {
     "run_shell_command": {"command": _COMMAND, "is_background": False},
 }
 """The arguments that make the file, by the name of an agent's shell."""
+PATCHED, CODEX_MODEL = "patched.txt", "gpt-5.5"
+"""A file that a patch makes, and a model's name under which Codex offers its tool for patches."""
+_PATCH = {"input": f"*** Begin Patch\n*** Add File: {PATCHED}\n+{MADE}\n*** End Patch\n"}
 
 
 class ActingEngine(ScriptedEngine):
@@ -53,16 +56,17 @@ class ActingEngine(ScriptedEngine):
         if result:
             self.results.append(last.partition("</tool_response>")[0])
             return DONE
-        shell = next((name for name in _SHELLS if f'"name": "{name}"' in prompt), None)
-        if FILE not in prompt or shell is None:
-            return ANSWER
-        return f"<tool_call>\n{json.dumps({'name': shell, 'arguments': _SHELLS[shell]})}\n</tool_call>"
+        for file, calls in ((FILE, _SHELLS), (PATCHED, {"apply_patch": _PATCH})):
+            for name, arguments in calls.items() if file in prompt else ():
+                if f'"name": "{name}"' in prompt:
+                    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+        return ANSWER
 
 
 @contextmanager
 def acting() -> Iterator[tuple[Inside, ActingEngine]]:
     """Serve the demo with a model that acts, and a context that agents' prompts fit into."""
-    with inside(ready=True) as running:
+    with inside(ready=True, model_aliases=[CODEX_MODEL]) as running:
         engine = ActingEngine(running.gateway.tokenizer)
         given = running.gateway.deployment
         limits = given.limits.model_copy(update={"max_sequence_length": CONTEXT})

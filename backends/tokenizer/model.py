@@ -11,11 +11,12 @@ from inflight.compiled_engine import read_engine
 from inflight.contract import TENSORRTLLM
 from inflight.settings.deployment import Deployment
 from inflight.shared_counters import start_pulse
+from inflight.text.bounded_templates import TakesLonger, at_once
 from inflight.text.preprocess import Preprocessor, RawRequest
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamPreprocessor
 from inflight.triton import adapter
-from inflight.triton.long_requests import LONG_BYTES, LongRequests
+from inflight.triton.long_requests import LONG_BYTES, LONGEST_BYTES, LongRequests
 from inflight.triton.metrics import StageMetrics
 from inflight.triton.response_writer import Arrays
 from inflight.triton.tracing.stages import TracedPreprocessor, make_tracer
@@ -49,7 +50,11 @@ class TritonPythonModel:
             return None
         with self._pulse.in_call():
             try:
-                return adapter.response(self._preprocess(raw))
+                with at_once():
+                    return adapter.response(self._preprocess(raw))
+            except TakesLonger:  # its chat template does
+                self._long.put(LONGEST_BYTES, partial(self._answer_long, raw, adapter.TritonSender(request)))
+                return None
             except Exception as error:
                 return adapter.error_response(error, raw.request_id)
 

@@ -1,7 +1,7 @@
 """Preparing a request: one plain function reads its body, checks, renders and encodes it.
 
 What grows with a request is done beside the event loop: a large request is prepared in a thread, where it waits for
-others, and a small one at once.
+others, and a small one at once, unless the chat template takes long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from starlette.requests import Request
 
 from inflight.gateway.body import check_type, parse_object
 from inflight.gateway.sse import while_connected
-from inflight.gateway.workers import LARGE, off_loop
+from inflight.gateway.workers import HUGE, LARGE, off_loop
+from inflight.text.bounded_templates import TakesLonger, at_once
 
 _VALUE = 32
 """Bytes of a text that are as much work as one more value is, beside its own."""
@@ -36,5 +37,9 @@ async def prepared(request: Request, work: Callable[[dict[str, Any]], _Result], 
     body = await request.body()
     size = max(len(body) + _VALUE * body.count(b","), LARGE * grows)
     if size < LARGE:
-        return work(parse_object(body))
+        try:
+            with at_once():
+                return work(parse_object(body))
+        except TakesLonger:  # a chat template does
+            size = HUGE
     return await while_connected(request, off_loop(lambda: work(parse_object(body)), size))

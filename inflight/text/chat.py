@@ -6,7 +6,6 @@ whitespace rules are set up here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,14 +18,14 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.json_text import loads
+from inflight.text.bounded_templates import BoundedEnvironment, budget, to_json
 from inflight.text.checkpoint import TextConfig
 from inflight.text.messages import Message, check_messages
-from inflight.text.output.incremental_json import escape_surrogates
 
+_LONGEST_FORMAT = 256
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}
@@ -56,18 +55,19 @@ class ChatTemplate:
             DeploymentError: a template is not valid Jinja.
         """
         self._with_tools = None if tool_use in (None, source) else ChatTemplate(tool_use, special_tokens)
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
-        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:_LONGEST_FORMAT])
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
             tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
+        except (RecursionError, MemoryError, SyntaxError):  # of the parser, or of Python's compiler
+            raise DeploymentError("chat template: it is nested too deep") from None
         read = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"}
         # A variable with a default, set where the request does not say it, is the request's too.
         given = jinja2.meta.find_undeclared_variables(tree) | {
@@ -174,7 +174,8 @@ class ChatTemplate:
     def _render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
         try:
-            prompt = self._template.render(messages=messages, **self._special_tokens, **variables)
+            with budget():
+                prompt = self._template.render(messages=messages, **self._special_tokens, **variables)
             prompt.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
@@ -239,7 +240,7 @@ def _in_dialect(messages: list[Message], dialect: _Dialect) -> list[Message]:
 
 def _call_with_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": to_json(function["arguments"])}}
 
 
 def parse_json(name: str, text: str) -> Any:
@@ -257,11 +258,6 @@ def parse_messages(text: str) -> list[Message]:
         InvalidRequest: naming the message and what is wrong with it.
     """
     return check_messages(parse_json("messages", text))
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own ``tojson`` escapes for HTML. What is no character in a call's arguments is escaped."""
-    return escape_surrogates(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options))
 
 
 def _raise(message: str) -> None:

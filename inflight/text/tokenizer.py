@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,20 @@ _FALLBACK_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _LIKELY_CHARACTERS = 8
 """Characters of a token, at most, in nearly all texts."""
 _PIECE_CHARACTERS = 1 << 14
+
+
+@contextmanager
+def _panics_are_errors() -> Iterator[None]:
+    """Raise ValueError where the library panics, as it does where an expression of the checkpoint backtracks for ever.
+
+    Its own exception is none of Python's errors, and would pass whatever answers those.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError("an expression of the tokenizer gives the text up") from None
 
 
 class Tokenizer:
@@ -129,7 +144,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Return each text's token ids, by default as they stand inside a text; on all cores."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        with _panics_are_errors():
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def excess(self, text: str, most: int) -> int | None:
@@ -157,7 +173,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence, by default without special tokens."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        with _panics_are_errors():
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def pieces(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as the vocabulary spells it; None for an id without a token."""

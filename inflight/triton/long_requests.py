@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 LONG_BYTES = 16_384
 """A request with more text than this is long: tokenizing this much takes about as long as a few steps of the engine."""
-_LONGEST_BYTES = 128 << 10
-"""A request with more text than this is one of the longest."""
+LONGEST_BYTES = 128 << 10
+"""A request with so much text is one of the longest, and one whose chat template takes long."""
 _NICENESS = 10
 """Added to the threads' niceness: they get about a tenth of a core that others want too (sched(7))."""
 
@@ -59,7 +59,7 @@ class LongRequests:
                 task()
             except Exception:  # the thread must outlive it: others wait for it
                 log.exception("a long request could not be answered")
-            if size > _LONGEST_BYTES:
+            if size >= LONGEST_BYTES:
                 with self._changed:
                     self._longest_runs = False
                     self._changed.notify()
@@ -69,9 +69,9 @@ class LongRequests:
         with self._changed:
             while not self._closed:
                 shortest = min(self._waiting, default=None, key=lambda one: one[:2])
-                if shortest is not None and not (self._longest_runs and shortest[0] > _LONGEST_BYTES):
+                if shortest is not None and not (self._longest_runs and shortest[0] >= LONGEST_BYTES):
                     self._waiting.remove(shortest)
-                    self._longest_runs = self._longest_runs or shortest[0] > _LONGEST_BYTES
+                    self._longest_runs = self._longest_runs or shortest[0] >= LONGEST_BYTES
                     return shortest
                 self._changed.wait()
         return None

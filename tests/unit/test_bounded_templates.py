@@ -1,0 +1,136 @@
+"""Templates that would compute or make too much are given up, whatever they do it by; others are as they were."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from inflight.errors import DeploymentError, InvalidRequest
+from inflight.text import bounded_templates
+from inflight.text.bounded_templates import TakesLonger, at_once
+from inflight.text.chat import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "a\n" * 1000}]
+DOUBLED = "{% set ns = namespace(s='aaaaaaaa') %}{% for _ in range(60) %}{% set ns.s = OPERATION %}{% endfor %}"
+HOSTILE = {
+    "text times a number": "{{ 'a' * 10**10 }}",
+    "a number times text": "{{ 10**10 * 'a' }}",
+    "list times a number": "{{ ([1] * 10**9) | length }}",
+    "list of a list": "{{ [[0] * 1000000] * 1000000 }}",
+    "power": "{{ 9**(9**9) }}",
+    "negative power": "{{ 9**(-9**9) }}",
+    "powers in steps": "{% set ns = namespace(n=9) %}{% for _ in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "center": "{{ 'a'.center(10**10) }}",
+    "filter center": "{{ 'a' | center(10**10) }}",
+    "constant": "{{ 'a' | center(10000000000) }}",
+    "ljust": "{{ 'a'.ljust(10**10) }}",
+    "zfill": "{{ 'a'.zfill(10**10) }}",
+    "expandtabs": "{{ ('\t' * 10**6).expandtabs(10**6) }}",
+    "percent": "{{ '%1000000000d' % 1 }}",
+    "percent star": "{{ '%*d' % (10**9, 1) }}",
+    "format": "{{ '{:>1000000000}'.format(1) }}",
+    "nested format": "{{ '{:>{}}'.format(1, 10**9) }}",
+    "filter format": "{{ '%1000000000d' | format(1) }}",
+    "format of a list": "{% set l = ['a' * 10**6] * 10**5 %}{{ '%s' | format(l) }}",
+    "replace": "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
+    "replace nothing": "{{ ('a' * 10**6) | replace('', 'b' * 10**6) }}",
+    "join": "{{ ('a' * 10**6).join(['b'] * 10**6) }}",
+    "filter join": "{{ (['a' * 10**6] * 10**6) | join }}",
+    "join of a map": "{{ range(100000) | map('center', 100000) | join }}",
+    "indent": "{{ messages[0].content | indent(10**6) }}",
+    "indent by text": "{{ messages[0].content | indent('a' * 10**6) }}",
+    "wordwrap": "{{ messages[0].content | wordwrap(1, wrapstring='a' * 10**6) }}",
+    "plus": DOUBLED.replace("OPERATION", "ns.s + ns.s"),
+    "tilde": DOUBLED.replace("OPERATION", "ns.s ~ ns.s"),
+    "lists of lists": DOUBLED.replace("OPERATION", "[ns.s, ns.s]"),
+    "objects of objects": DOUBLED.replace("OPERATION", "dict(a=ns.s, b=ns.s)"),
+    "block": "{% set x %}{% for _ in range(99999) %}{{ 'a' * 10**6 }}{% endfor %}{% endset %}",
+    "macro": "{% macro m() %}{% for _ in range(99999) %}{{ 'a' * 10**6 }}{% endfor %}{% endmacro %}{{ m() }}",
+    "output": "{% set s = 'a' * 10**6 %}{% for _ in range(99999) %}{{ s }}{% endfor %}",
+    "list as text": "{{ ['a' * 10**6] * 100000 }}",
+    "string of a list": "{{ (['a' * 10**6] * 100000) | string }}",
+    "tojson": "{{ (['a' * 10**6] * 100000) | tojson }}",
+    "tojson indented": "{{ ([[1]] * 100000) | tojson(indent=10**6) }}",
+    "two loops": "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}",
+    "recursive loops": "{% for _ in range(99999) recursive %}{{ loop(range(99999)) if loop.depth < 9 }}{% endfor %}",
+    "macros": "{% macro m(n) %}{% for _ in range(99) %}{{ m(n - 1) if n }}{% endfor %}{% endmacro %}{{ m(9) }}",
+    "maps": "{% for _ in range(99999) %}{{ range(99999) | map('string') | list | length }}{% endfor %}",
+    "lipsum": "{{ lipsum(10**9) }}",
+    "translate": "{{ 'a'.translate({97: 'b' * 10**6}) }}",
+    "bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_that_does_too_much_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_templates, "RENDER_S", 0.2)
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest, match="^messages: the chat template refuses them: ") as refused:
+        ChatTemplate(HOSTILE[name], {}).render(MESSAGES)
+    assert len(str(refused.value)) < 200
+    assert time.thread_time() - began < 10, "of processor time"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if true %}" * 500 + "{% endif %}" * 500,
+        "{% for _ in [1] %}" * 500 + "{% endfor %}" * 500,
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " + "not " * 5000 + "1 }}",
+    ],
+    ids=["if", "for", "brackets", "not"],
+)
+def test_a_template_that_is_nested_too_deep_stops_the_start(template: str) -> None:
+    with pytest.raises(DeploymentError, match="^chat template: it is nested too deep$"):
+        ChatTemplate(template, {})
+
+
+def test_where_others_wait_it_is_given_up_sooner_and_is_no_error() -> None:
+    template = ChatTemplate(HOSTILE["two loops"], {})
+    with pytest.raises(TakesLonger), at_once():
+        template.render(MESSAGES)
+    short = ChatTemplate("{{ messages[0].content }}", {})
+    with at_once():
+        assert short.render(MESSAGES) == MESSAGES[0]["content"]
+
+
+def test_each_rendering_has_its_own_budget() -> None:
+    template = ChatTemplate("{% set s = 'a' * 10**8 %}{{ s | length }}", {})
+    results: list[str] = []
+    threads = [threading.Thread(target=lambda: results.append(template.render(MESSAGES))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["100000000"] * 3
+
+
+COMMON = [
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.revindex }}{% endfor %}",
+    "{% for k, v in messages[0].items() %}{{ k }}={{ v | length }}{% else %}none{% endfor %}",
+    "{% for m in nothing %}x{% else %}none{% endfor %}",
+    "{{ '<|' ~ messages[0].role ~ '|>' ~ none ~ 1 ~ [1, 'a'] ~ {'a': 1} }}",
+    "{{ messages[0].content.split('\n')[0].strip() + 'b' }}{{ 'a,b'.split(',') | join('-') }}{{ ['a'] * 3 }}",
+    "{{ '%s has %d' % ('a', 3) }}{{ '%s' | format('b') }}{{ '{} {:>4}'.format('a', 1) }}{{ 7 % 4 }}{{ 2**10 }}",
+    "{{ 'Cutting Knowledge Date: 20231201123456' ~ ('%s' % '100%') }}{{ 1700000000 | default(1800000000) }}",
+    "{% set ns = namespace(created=1700000000, l=[]) %}{% set ns.l = ns.l + [1] %}{{ ns.created }}{{ ns.l }}",
+    "{{ messages | map(attribute='role') | list }}{{ messages | selectattr('role', 'eq', 'user') | list | length }}",
+    "{{ {'a': [1, 2.5, none, true]} | tojson(indent=4) }}{{ messages | tojson }}{{ 'a\nb' | indent(4, true) }}",
+    "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}{% call m(1) %}c{% endcall %}{{ m(3) }}",
+    "{% for x in [[1, [2]], [3]] recursive %}{{ x if x is not iterable else loop(x) }}{% endfor %}",
+    "{% set a, b = 1, 2 %}{{ a }}{{ b }}{{ (1, 2) }}{{ messages[::-1][0].role }}{% if 'a' in ['a'] %}yes{% endif %}",
+]
+
+
+@pytest.mark.parametrize("source", COMMON)
+def test_common_templates_render_as_transformers_does(source: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages: Any = json.loads(json.dumps(MESSAGES))
+    [expected], _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True)
+    assert ChatTemplate(source, {}).render(messages) == expected

@@ -244,7 +244,6 @@ def check_request(request: Request, vocab_size: int, max_length: int) -> None:
         "resumed_ids": request.resumed_ids,
         "embedding_bias": list(sampling.logit_bias),
         "log_prob_token_ids": sampling.log_prob_ids,
-        "end_id": list(sampling.end_ids),
         "bad_words_list": [token for bad in sampling.bad_sequences for token in bad],
     }
     for name, tokens in named.items():

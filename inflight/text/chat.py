@@ -23,6 +23,7 @@ from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature,
 from inflight.json_text import loads
 from inflight.text.bounded_templates import BoundedEnvironment, budget, to_json
 from inflight.text.checkpoint import TextConfig
+from inflight.text.generic_tools import with_generic_tools
 from inflight.text.messages import Message, check_messages
 
 _LONGEST_FORMAT = 256
@@ -89,22 +90,22 @@ class ChatTemplate:
         """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
         return name in self._fields or (self._with_tools is not None and self._with_tools.reads(name))
 
-    @property
-    def uses_tools(self) -> bool:
-        """Whether the template shows the model the tools of a request."""
-        return "tools" not in (self._with_tools or self)._unused
-
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """Return the prompt for ``messages``; ``options`` are the template's own variables.
 
         Raises:
             InvalidRequest: the template refuses the messages or the options, or UTF-8 cannot carry the prompt.
-            UnsupportedFeature: there are tools or documents, and the template has no use of them.
+            UnsupportedFeature: there are documents, and the template has no use of them; or tools, of which it shows
+                calls alone.
         """
-        options = options or {}
+        options = dict(options or {})
         self._check_roles(messages)
         if options.get("tools") and self._with_tools is not None:
             return self._with_tools.render(messages, options)
+        if "tools" in self._unused and not self.reads("tool_calls"):
+            tools = options.pop("tools", None) or ()
+            if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+                messages = with_generic_tools(messages, tools, self._takes("system", "user"))
         for name in options:
             if name in self._unused and options[name]:
                 raise UnsupportedFeature(f"{name}: this model's chat template has no use of {name}")

@@ -179,6 +179,8 @@ def _sampling(
         given = "not present in the request" if max_tokens is None else max_tokens
         raise InvalidRequest(f"request_output_len is {given}; it must be at least 1")
     end_ids = given_end_ids(inputs, row)
+    if end_ids and end_ids[0] >= vocab_size:  # such an answer would never end
+        raise InvalidRequest(f"end_id is {end_ids[0]}; it must be a token id below {vocab_size}, or -1 for none")
     if end_ids is None:
         end_ids = inputs.vector("end_ids", row).reshape(-1).tolist()
     return SamplingParams(

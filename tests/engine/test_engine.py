@@ -135,7 +135,6 @@ def test_cancel_waiting_running_and_unknown() -> None:
         (ask([1, VOCAB]), f"token {VOCAB}; it must be between 0 and {VOCAB - 1}"),
         (ask([1], logit_bias={-1: 1.0}), "embedding_bias has token -1"),
         (ask([1], bad_sequences=((1, 999),)), "bad_words_list has token 999"),
-        (ask([1], end_ids=frozenset({999})), "end_id has token 999"),
         (ask([1], stop_strings=("x",)), "no tokenizer"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_file_that_has_too_few_rows_gives_all(tmp_path: Path) -> None:
         ('{"text": "fine"}\n{"texts": "misspelt"}\n', "line 2: a JSON object with"),
         ('{"text": "fine"}\n{broken\n', "line 2: "),
         ('{"messages": [{"role": "user", "content": "no answer"}]}\n', "end with the assistant's"),
-        ('{"messages": [{"role": "assistant"}]}\n', "content"),
+        ('{"messages": [{"role": "user"}]}\n', "content"),
         ("\n\n", "has no rows"),
     ],
 )

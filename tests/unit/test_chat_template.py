@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature
+from inflight.errors import DeploymentError, InvalidRequest
 from inflight.text.chat import ChatTemplate, parse_messages
 
 MESSAGES = [
@@ -203,17 +203,34 @@ def test_a_template_for_tools_is_taken_where_tools_are_given() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert template.render(MESSAGES) == template.render(MESSAGES, {"tools": []}) == "plain"
     assert template.render(MESSAGES, {"tools": [tool], "more": "!"}) == "f!"
-    assert template.uses_tools
     assert template.uses("more")
 
 
-def test_tools_are_refused_where_the_template_has_no_use_of_them() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", {})
-    assert not template.uses_tools
-    assert ChatTemplate(HERMES, {}).uses_tools
-    with pytest.raises(UnsupportedFeature, match="tools: this model's chat template has no use of tools"):
-        template.render(MESSAGES, {"tools": [{"type": "function"}]})
-    assert template.render(MESSAGES, {"tools": []}) == "Be brief."
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+def test_a_template_that_has_no_use_of_tools_gets_them_in_the_system_message() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "é"}}
+    call = {"role": "assistant", "content": "Look.", "tool_calls": [CALL]}
+    found = [{"role": "tool", "content": text, "tool_call_id": "x"} for text in ("one", "two")]
+    chat = parse_messages(json.dumps([*MESSAGES, call, *found, {"role": "user", "content": "So?"}]))
+    prompt = ChatTemplate(PLAIN, {}).render(chat, {"tools": [tool]})
+    assert prompt.startswith(
+        "[system]Be brief.\n\nThese functions can be called:\n<tools>\n" + json.dumps(tool, ensure_ascii=False)
+    )
+    assert '[assistant]Look.\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>' in prompt
+    responses = "".join(f"<tool_response>\n{text}\n</tool_response>\n" for text in ("one", "two"))
+    assert prompt.endswith(f"[user]{responses}So?")
+    assert ChatTemplate(PLAIN, {}).render(chat) != prompt, "without tools, their earlier calls are still shown"
+    assert "<tool_response>" in ChatTemplate(PLAIN, {}).render(chat)
+    assert ChatTemplate(PLAIN, {}).render(MESSAGES, {"tools": []}) == ChatTemplate(PLAIN, {}).render(MESSAGES)
+
+
+def test_tools_stand_in_the_users_message_where_the_template_takes_none_of_the_system() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+    tool = {"type": "function", "function": {"name": "f"}}
+    prompt = ChatTemplate(refusing, {}).render([{"role": "user", "content": "Hi"}], {"tools": [tool]})
+    assert prompt.startswith("[user]Hi\n\nThese functions can be called:")
 
 
 def test_defaults_that_a_template_sets_are_options() -> None:
@@ -221,7 +238,6 @@ def test_defaults_that_a_template_sets_are_options() -> None:
 {%- if not tools is defined %}{% set tools = [] %}{% endif %}{% if thinking is not defined %}{% set thinking = 1 %}
 {%- endif %}{{ thinking }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"""
     template = ChatTemplate(source, {})
-    assert template.uses_tools
     assert template.uses("thinking")
     assert not template.uses("tool")
     assert template.render(MESSAGES, {"tools": [{"function": {"name": "f"}}], "thinking": 2}) == "2f"

@@ -69,6 +69,7 @@ def test_what_else_has_a_limit_at_the_tokenizer() -> None:
         ({"stop_strings": _strings(*"abcd")}, "stop_strings has 4 words; the limit is 3"),
         ({"stop_strings": _strings("x" * 11)}, "stop_strings has 11 bytes of words; the limit is 10"),
         ({"end_ids": np.arange(4)[None]}, "end_ids has 4 elements; the limit is 3"),
+        ({"end_id": np.array([[100]], np.int32)}, "end_id is 100; it must be a token id below 100, or -1 for none"),
         ({"stop_words_list": _list(7, [1, 2, 3, 4, 5, 6, 7])}, "stop_words_list has 7 words; the limit is 6"),
         ({"bad_words_list": _list(7, [1, 2, 3, 4, 5, 6, 7])}, "bad_words_list has 7 words; the limit is 6"),
         ({"bad_words_list": _list(27, [27])}, "bad_words_list has 27 token ids; the limit is 26"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import ClassVar
 
 from inflight.sampling import Guide
@@ -67,6 +68,16 @@ class HermesFormat(SectionFormat):
         ]
         separator = join(quote("\n"), self.word("<tool_call>"))
         return calls_behind(calls, Shape("<tool_call>", separator=separator), bodies, self._special, ())
+
+
+class GenericFormat(HermesFormat):
+    """Hermes' notation for a model that does not know it: ``generic_tools`` tells it, and a guide holds it."""
+
+    name: ClassVar[str] = "generic"
+
+    def grammar(self, calls: Asked) -> Guide:
+        """Return the grammar of one call: such a model would write the same again and again."""
+        return super().grammar(replace(calls, several=False))
 
 
 class XmlFormat(HermesFormat):

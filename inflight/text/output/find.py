@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inflight.errors import DeploymentError, nearest
 from inflight.text.output.families import (
     DeepSeekFormat,
+    GenericFormat,
     HermesFormat,
     LlamaFormat,
     MistralFormat,
@@ -30,7 +31,6 @@ _SIGNS: list[tuple[str, Callable[[Tokenizer], ChatFormat]]] = [
     ("<|python_tag|>", LlamaFormat),
     ('"parameters": dictionary', LlamaFormat),
     ("<|python_start|>", LlamaFormat),
-    ("</think>", ThinkFormat),
 ]
 """What a chat template has in it, and the format that this means: the first that fits."""
 FORMATS: dict[str, Callable[[Tokenizer], ChatFormat]] = {
@@ -75,4 +75,7 @@ def _by_template(tokenizer: Tokenizer) -> ChatFormat:
     for sign, make in _SIGNS:
         if sign in template:
             return make(tokenizer)
-    return ThinkFormat(tokenizer) if template and tokenizer.token_id("</think>") is not None else ChatFormat(tokenizer)
+    if template and "tool" not in template:  # ``generic_tools`` shows them to the model
+        return GenericFormat(tokenizer)
+    thinks = "</think>" in template or (template and tokenizer.token_id("</think>") is not None)
+    return ThinkFormat(tokenizer) if thinks else ChatFormat(tokenizer)

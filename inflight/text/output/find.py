@@ -35,6 +35,7 @@ _SIGNS: list[tuple[str, Callable[[Tokenizer], ChatFormat]]] = [
 """What a chat template has in it, and the format that this means: the first that fits."""
 FORMATS: dict[str, Callable[[Tokenizer], ChatFormat]] = {
     "none": ChatFormat,
+    "generic": GenericFormat,
     "think": ThinkFormat,
     "hermes": HermesFormat,
     "qwen_xml": XmlFormat,

@@ -41,7 +41,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class TurnRules:
-    """What a chat template takes."""
+    """Orders of roles that a chat template takes."""
 
     late_system: bool = True
     """Messages of the system that do not lead the conversation."""

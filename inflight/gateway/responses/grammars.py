@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 MOST_CHARACTERS = 1 << 15
-"""Of an expression: rules that are used twice each can make one that is as long as they please."""
+"""Limit of an expression's length: rules that are used twice each double it with every level."""
 _RULE = re.compile(r"^[?!]*(\w+)(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?://|#)[^\n]*$|[ \t]//[^\n]*$", re.MULTILINE)
 _IMPORT = re.compile(r"^%import[ \t]+common\.(\w+)[ \t]*$", re.MULTILINE)

@@ -11,7 +11,7 @@ from inflight.gateway.values import boolean, mapping, one_of
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What the text must be."""
+    """The form that the text must have."""
 
     chat: dict[str, Any]
     """The fields of chat completions that say so: ``response_format`` and ``verbosity``, if they are asked for."""

@@ -40,7 +40,7 @@ def knowing(template: str, **settings: Any) -> Iterator[tuple[Inside, Script]]:
 def post(running: Inside, api: Api, fields: Json) -> httpx.Response:
     path, body = api
     with running.client() as client:
-        return client.post(path, json=body | fields)
+        return client.post(path, json={"model": running.gateway.model_name} | body | fields)
 
 
 def prompt(running: Inside, script: Script) -> str:
@@ -112,7 +112,10 @@ def test_a_model_that_cannot_be_kept_from_thinking_answers_and_the_wish_is_named
 def test_a_request_without_a_model_is_for_the_one_that_is_served() -> None:
     with knowing("Hi", model_name="mine", model_aliases=["other"]) as (running, _):
         for api in (CHAT, RESPONSES, MESSAGE, ("/v1/completions", {"prompt": "Hi"})):
-            for given, told in ({}, "mine"), ({"model": None}, "mine"), ({"model": "other"}, "other"):
+            with running.client() as client:
+                answer = client.post(api[0], json=api[1])
+            assert (answer.status_code, answer.json().get("model")) == (200, "mine"), answer.text
+            for given, told in ({"model": None}, "mine"), ({"model": "other"}, "other"):
                 answer = post(running, api, given)
                 assert (answer.status_code, answer.json().get("model")) == (200, told), answer.text
             assert post(running, api, {"model": "none"}).status_code == 404

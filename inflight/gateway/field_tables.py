@@ -44,8 +44,8 @@ _SAMPLING = (
     served(
         "temperature",
         number(0, 100),
-        "0: the likeliest token each time. Without it: `generation_config.json` of the checkpoint, where its "
-        "`do_sample: false` means 0; else 1",
+        "0: the likeliest token each time. Without it: the checkpoint's own (`generation_config.json`, or "
+        "`general.sampling` of a GGUF file); else 1 beside another field of sampling, and 0 without any",
     ),
     served("top_p", number(0, 1), "sample among the likeliest tokens whose sum reaches it; 0: the likeliest alone"),
     served("top_k", integer(-1, _INT32), "sample among so many of the likeliest tokens; 0 or -1: all"),

@@ -132,7 +132,8 @@ class Build:
             (out / _SENSITIVITIES).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
             return f"{len(found)} groups of linears; the most sensitive is {found[0].linears[0]}"
 
-        inputs = self._calibrated({"recipe": asdict(recipe), "probes": modelopt.PROBES})
+        probes = f"{modelopt.PROBES}, apart from those that calibrate"
+        inputs = self._calibrated({"recipe": asdict(recipe), "probes": probes})
         rows = json.loads((self._stages.run("sensitivity", inputs, work) / _SENSITIVITIES).read_text())
         sensitivities = [modelopt.Sensitivity(tuple(row["linears"]), row["kl_divergence"]) for row in rows]
         kept = modelopt.choose_kept(sensitivities, request.kl_budget)

@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from inflight.engine.models.reading import stored_dtype
 from inflight.errors import DeploymentError
 from inflight.export.data import Example
 from inflight.export.quantize.config_file import write_config
 from inflight.export.stages import Progress, tracked
 from inflight.export.verify.measures import kl_divergence
+from inflight.text.files import read_json
 
 PROBES = 16
 """Calibration rows that sensitivity is measured on; the longest."""
@@ -85,8 +88,17 @@ class Recipe:
     """Linears that stay in 16 bit, by their names in the checkpoint."""
 
 
+def has_bfloat16() -> bool:
+    """Return whether this processor multiplies in bfloat16; without that PyTorch takes five times as long as in
+    float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 class QuantizedModel:
-    """A checkpoint in transformers with ModelOpt's simulated quantization in it."""
+    """A checkpoint in transformers with ModelOpt's simulated quantization in it.
+
+    It is computed in its own type, or in float32 where this machine is slow in that; it is written in its own.
+    """
 
     def __init__(
         self, checkpoint: Path, recipe: Recipe, examples: Sequence[Example], device: str, progress: Progress
@@ -101,8 +113,9 @@ class QuantizedModel:
 
         self._checkpoint, self._device, self._examples = checkpoint, device, examples
         progress(f"loading {checkpoint.name} in transformers", 0, 0)
+        dtype = "auto" if device != "cpu" or has_bfloat16() else torch.float32
         try:
-            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", local_files_only=True).to(device)
+            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, local_files_only=True).to(device)
         except (OSError, ValueError, RuntimeError) as error:
             raise DeploymentError(f"{checkpoint}: transformers cannot load it: {_line(error)}") from None
 
@@ -116,6 +129,7 @@ class QuantizedModel:
             raise DeploymentError(
                 f"ModelOpt cannot quantize {checkpoint} to {recipe.precision}: {_line(error)}"
             ) from None
+        self._stored = getattr(torch, stored_dtype(read_json(checkpoint / "config.json")))
         self._quantizers = {
             name: [one for one in (module.weight_quantizer, module.input_quantizer) if one.is_enabled]
             for name, module in self.model.named_modules()
@@ -150,11 +164,24 @@ class QuantizedModel:
 
         with torch.inference_mode():
             export_hf_checkpoint(self.model, export_dir=directory)
+        if self._stored is not torch.float32 and next(self.model.parameters()).dtype is torch.float32:
+            for file in sorted(directory.glob("*.safetensors")):
+                _round_weights(file, self._stored)
         write_config(self._checkpoint, directory)
         copy_text_files(self._checkpoint, directory)
 
     def _ids(self, example: Example) -> Tensor:
         return torch.tensor([example.tokens], device=self._device)
+
+
+def _round_weights(file: Path, dtype: torch.dtype) -> None:
+    """Round what a file holds in float32 to a type, but for scales."""
+    tensors = load_file(file)
+    rounded = {
+        name: tensor.to(dtype) if tensor.dtype is torch.float32 and "scale" not in name.rpartition(".")[2] else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(rounded, file, metadata={"format": "pt"})
 
 
 @dataclass(frozen=True)
@@ -171,11 +198,20 @@ def measure_sensitivity(
 ) -> list[Sensitivity]:
     """Quantize one group of linears at a time, and compare the next token's distribution with the original's.
 
+    The rows that are compared do not calibrate: static scales cut nothing off of the rows that they come from.
+
     Returns:
         The groups, the most sensitive first.
+
+    Raises:
+        DeploymentError: there is a single row; or as ``QuantizedModel`` does.
     """
-    quantized = QuantizedModel(checkpoint, recipe, examples, device, progress)
-    probed = sorted(examples, key=lambda one: len(one.tokens), reverse=True)[:PROBES]
+    if len(examples) < 2:
+        raise DeploymentError("--kl-budget needs two calibration rows at least: one to calibrate with, one to measure")
+    longest = sorted(examples, key=lambda one: len(one.tokens), reverse=True)
+    probed = longest[: 2 * min(PROBES, len(longest) // 2) : 2]
+    calibrating = [one for one in examples if not any(one is row for row in probed)]
+    quantized = QuantizedModel(checkpoint, recipe, calibrating, device, progress)
     quantized.quantize_only(())
     original = [quantized.logits(example) for example in probed]
     found = []

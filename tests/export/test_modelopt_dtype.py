@@ -1,0 +1,66 @@
+"""A build computes in the type in which this machine is quick, and writes in the checkpoint's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from inflight.errors import DeploymentError
+from inflight.export.data import Example
+from inflight.export.quantize import modelopt
+from inflight.export.quantize.modelopt import QuantizedModel, Recipe, measure_sensitivity
+from tests.engine.support.checkpoints import make_checkpoint
+
+ROWS = [Example((), tuple(range(1 + place, 40 + 2 * place)), chat=False) for place in range(4)]
+
+
+def silent(*_: object) -> None:
+    """Show no progress."""
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_checkpoint_in_bfloat16_is_written_so_whatever_it_is_computed_in(
+    quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modelopt, "has_bfloat16", lambda: quick)
+    source = tmp_path / "source"
+    whole = AutoModelForCausalLM.from_pretrained(make_checkpoint("llama", "Llama", {}), dtype=torch.bfloat16)
+    whole.save_pretrained(source)
+    model = QuantizedModel(source, Recipe("int8", fp8_kv_cache=False), ROWS, "cpu", silent)
+    assert next(model.model.parameters()).dtype == (torch.bfloat16 if quick else torch.float32)
+    model.save(tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert tensors["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
+    assert {tensor.dtype for name, tensor in tensors.items() if name.endswith("weight_scale")} == {torch.float32}
+    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_one_row_cannot_both_calibrate_and_be_measured(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match="--kl-budget needs two calibration rows at least"):
+        measure_sensitivity(tmp_path, Recipe("int8", fp8_kv_cache=False), ROWS[:1], "cpu", silent)
+
+
+@pytest.mark.proof
+def test_the_rows_that_are_measured_do_not_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated = list[Example]()
+    make = QuantizedModel.__init__
+
+    def noting(self: QuantizedModel, checkpoint: Path, recipe: Recipe, examples: list[Example], *rest: object) -> None:
+        calibrated.extend(examples)
+        make(self, checkpoint, recipe, examples, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(QuantizedModel, "__init__", noting)
+    measured = list[Example]()
+    logits = QuantizedModel.logits
+    monkeypatch.setattr(QuantizedModel, "logits", lambda self, one: (measured.append(one), logits(self, one))[1])
+    found = measure_sensitivity(make_checkpoint("llama", "Llama", {}), Recipe("int8", False), ROWS, "cpu", silent)
+    assert found[0].kl_divergence > 0
+    assert len(calibrated) == 2
+    assert not any(one is row for one in measured for row in calibrated)

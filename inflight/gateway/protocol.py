@@ -26,7 +26,38 @@ MOST_REFUSED_BYTES = 64 << 20
 """Bytes of a body that are read and forgotten after an answer that did not need it; with more the connection ends. A
 client that sends before it reads gets that answer, not a broken connection."""
 _OFFER = re.compile(rb"\nupgrade:", re.IGNORECASE)
+_OFFERS, _END = b"upgrade:", b"\r\n\r\n"
 _TOO_LARGE = "headers_too_large"
+
+
+class _Head:
+    """A request's line and headers as they come, in any pieces, without the header that offers another protocol.
+
+    The parser takes what comes behind such a head for that protocol, and the body would be lost. Java's client offers
+    HTTP/2 with every request.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes of it that have come."""
+        self._kept = b""
+        """What may be the beginning of the header's name."""
+        self._before = b""
+        """The last bytes that were handed on."""
+
+    def take(self, data: bytes) -> bytes:
+        """Return what the parser gets of the next piece, and of what was kept of the last one."""
+        known = self._before + self._kept + data
+        place = known.find(_END)
+        size = len(known) if place < 0 else place + len(_END)
+        self.size += min(len(data), max(0, size - len(self._before) - len(self._kept)))
+        head, rest = known[:size], known[size:]
+        line = head.rfind(b"\n") + 1
+        is_cut = place < 0 and line > 0 and line < size and _OFFERS.startswith(head[line:].lower())
+        self._kept, head = (head[line:], head[:line]) if is_cut else (b"", head)
+        whole = _OFFER.sub(b"\nrefused-upgrade:", head)[len(self._before) :] + rest
+        self._before = (self._before + whole)[1 - len(_END) :]
+        return whole
 
 
 class GatewayConfig(Config):
@@ -56,6 +87,8 @@ class GatewayProtocol(HttpToolsProtocol):
     """Bytes since the last one of a body; bytes of a body that comes after its answer."""
     _in_head = True
     """Whether the last request has come to its end."""
+    _head: _Head
+    """The head that comes, where one does."""
     _deaf = False
     """Whether what comes is forgotten: the connection ends with the answer that is under way."""
     _timer: asyncio.TimerHandle | None = None
@@ -66,6 +99,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self._head = _Head()
         self._arm()
         self.config.idle[self] = None
         if len(self.connections) > self.config.most_connections:
@@ -93,14 +127,21 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if self._in_head and self._has_answered:
             self._arm()
-        self._beside_bytes += len(data)
         if self._in_head:
-            data = _without_offer(data)
-        super().data_received(data)
+            data = self._head.take(data)
+            if self._head.size > MOST_HEAD_BYTES:
+                self._refuse_size()
+                return
+        self._beside_bytes += len(data)
+        if data:  # to the parser nothing is the end
+            super().data_received(data)
         # What came with a part of a body and behind it is not counted: at most what one read brings.
         if self._beside_bytes > MOST_HEAD_BYTES and not (self._deaf or self.transport.is_closing()):
-            what = "line and headers have" if self._in_head else "chunks and trailers have, beside the body,"
-            self._refuse(ApiError(431, f"the request's {what} more than {MOST_HEAD_BYTES} bytes", code=_TOO_LARGE))
+            self._refuse_size()
+
+    def _refuse_size(self) -> None:
+        what = "line and headers have" if self._in_head else "chunks and trailers have, beside the body,"
+        self._refuse(ApiError(431, f"the request's {what} more than {MOST_HEAD_BYTES} bytes", code=_TOO_LARGE))
 
     def on_message_begin(self) -> None:
         """Begin a request, unless the one before has no answer yet."""
@@ -147,7 +188,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """End a request; another may begin."""
         if not self._deaf:
             super().on_message_complete()
-            self._in_head, self._beside_bytes = True, 0
+            self._in_head, self._beside_bytes, self._head = True, 0, _Head()
 
     def on_response_complete(self) -> None:
         """End an answer; the client must take what is left of it in time, and send what is left of its request."""
@@ -217,13 +258,3 @@ class _Unchunked:
             # uvicorn counts what is left of a length that is announced: this part, and something if more comes.
             self._cycle.expected_content_length = len(message.get("body", b"")) + message.get("more_body", False)
         await self._send(message)
-
-
-def _without_offer(data: bytes) -> bytes:
-    """Return what begins with a head, or a part of one, without the header that offers another protocol.
-
-    The parser takes what comes behind such a head for that protocol, and the body would be lost. Java's client offers
-    HTTP/2 with every request.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _OFFER.sub(b"\nrefused-upgrade:", head) + end + rest

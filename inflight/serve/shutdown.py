@@ -125,7 +125,7 @@ class _Work:
         self.idle_looks = self.idle_looks + 1 if self._finds_none() else 0
         self._lonely_looks = self._lonely_looks + 1 if self._had_stages and runs_alone(self._server) else 0
         if self._lonely_looks == LOOKS:
-            log.warning("the server's stages have ended, and it waits for a request that has ended too: it is killed")
+            log.debug("the server's stages have ended, and it waits for a request that has ended too: it is killed")
 
     @property
     def is_over(self) -> bool:

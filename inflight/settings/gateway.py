@@ -61,7 +61,7 @@ class GatewaySettings(Section):
         "up to 2 crashes, or 3 if a token has come; false: it ends with the error",
     )
     engine_wait_s: float = Field(
-        30,
+        120,
         ge=0,
         le=86_400,
         allow_inf_nan=False,

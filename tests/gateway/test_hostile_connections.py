@@ -11,12 +11,15 @@ from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inflight.gateway import middleware
 from inflight.gateway.app import Served
 from inflight.gateway.middleware import MOST_BODIES, SMALL_BODY
+from inflight.gateway.protocol import _Head
 from tests.gateway.support.gateways import Held, Inside, drips, inside, rest_of, until
 from tests.gateway.test_limits import SLEEP
 
@@ -195,6 +198,22 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Ins
             assert _status(_answer(connection)) == 200
         _send(connection, _get("/v1/models", offer, "connection: close"))
         assert _status(rest_of(connection)) == 200
+
+
+@given(data=st.data())
+def test_a_head_loses_its_offer_wherever_it_is_cut(data: st.DataObject) -> None:
+    head = b"POST /upgrade: HTTP/1.1\r\nUpGrade: h2c\r\nupgrades: a\r\nx: a\r\n upgrade: b\r\nupgrade:c\r\n\r\n"
+    body = b"\nupgrade: of the body\r\n\r\n\nupgrade:"
+    whole = head + body
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
+    pieces = [whole[one:other] for one, other in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    taken, passed, come = _Head(), b"", 0
+    for piece in pieces:
+        passed += taken.take(piece) if come < len(head) else piece  # the protocol hands on what comes behind a head
+        come += len(piece)
+    refused = head.replace(b"UpGrade:", b"refused-upgrade:").replace(b"\nupgrade:c", b"\nrefused-upgrade:c")
+    assert passed == refused + body
+    assert taken.size == len(head)
 
 
 def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> None:

@@ -155,6 +155,15 @@ def test_a_head_is_bounded(small: Inside, line: bytes) -> None:
     assert _code(answer) == (431, "headers_too_large")
 
 
+def test_a_whole_head_is_bounded_that_comes_in_one_read(small: Inside) -> None:
+    line = b"x-a: %s\r\n" % (b"a" * (MOST_HEAD_BYTES // 4))
+    for lines, status in ((3, 404), (5, 431)):
+        assert (
+            _code(_ask(small, b"GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + line * lines + b"\r\n"))[0]
+            == status
+        )
+
+
 def test_many_headers_are_bounded_too(small: Inside) -> None:
     answer = _ask(small, b"GET / HTTP/1.1\r\nhost: x\r\n", *[b"x-a: b\r\n" * 1000] * 10)
     assert _code(answer) == (431, "headers_too_large")

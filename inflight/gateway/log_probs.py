@@ -1,7 +1,8 @@
 """Log-probs by token, in step with the text: the bytes of all tokens, joined, are the text of the answer.
 
 A token's log-prob is shown when its text is: a character of several tokens holds all of them back, and the tokens of a
-stop string are left out, the last one before it cut where the text is cut.
+stop string are left out, the last one before it cut where the text is cut. The tokens of an unfinished character, which
+the text leaves out at its end, are there with their bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inflight.text.detokenizer import IncrementalDetokenizer
+from inflight.text.detokenizer import UNREADABLE, IncrementalDetokenizer
 from inflight.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0
 """In place of minus infinity, which JSON cannot write; OpenAI's own number for tokens that are very unlikely."""
-_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
-"""In place of bytes that are no UTF-8."""
 Likeliest = Sequence[tuple[int, float]]
 """Tokens with their log-probs, the best first."""
 
@@ -49,13 +48,13 @@ class _Group:
 
     def whole(self) -> list[TokenLogProb]:
         """Return the tokens with all of their bytes."""
+        raw = b"".join(token.bytes for token in self.tokens)
+        if codecs.getincrementaldecoder("utf-8")("replace").decode(raw) == self.text:  # without an unfinished character
+            return self.tokens
         if len(self.tokens) == 1:
             return [replace(self.tokens[0], bytes=self.text.encode())]
-        raw = b"".join(token.bytes for token in self.tokens)
-        if raw.decode("utf-8", "replace") == self.text:
-            return self.tokens
-        if self.text == _UNREADABLE * len(raw):  # a run of byte tokens, each of which is replaced
-            return [replace(token, bytes=_UNREADABLE.encode() * len(token.bytes)) for token in self.tokens]
+        if self.text == UNREADABLE * len(raw):  # a run of byte tokens, each of which is replaced
+            return [replace(token, bytes=UNREADABLE.encode() * len(token.bytes)) for token in self.tokens]
         return _without_first(self.tokens, len(raw) - len(self.text.encode()))
 
     def until(self, end: int) -> list[TokenLogProb]:

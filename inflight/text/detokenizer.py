@@ -1,5 +1,8 @@
 """Incremental detokenization: turns a stream's tokens into text as they come. The parts joined are the whole decoding.
 
+There is one difference: where an answer is cut inside a character, a whole decoding ends with a replacement character,
+and the stream drops the bytes of the unfinished one. Bytes that no later token could mend are replaced, as there.
+
 Text is held back in two places. ``IncrementalDetokenizer`` holds back what a later token could still change: an
 unfinished character and, in byte-fallback vocabularies, a run of byte tokens, since one wrong byte turns all of them
 into replacement characters. ``StreamText``, in the detokenizer stage, holds back what may belong to a stop string. The
@@ -13,6 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from inflight.text.tokenizer import DecoderKind, Tokenizer
+
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+"""In place of bytes that are no UTF-8."""
 
 
 class IncrementalDetokenizer:
@@ -34,10 +40,11 @@ class IncrementalDetokenizer:
         return self._without_leading_spaces("".join([self._next(token) for token in tokens]))
 
     def finish(self) -> str:
-        """Return the text that was still held back; nothing comes after it."""
+        """Return the text that was still held back, without an unfinished character; nothing comes after it."""
         if self._byte_level:
-            return self._utf8.decode(b"", final=True)
-        return self.end_run()
+            self._utf8.reset()
+            return ""
+        return self.end_run(final=True)
 
     @property
     def settled(self) -> bool:
@@ -49,9 +56,9 @@ class IncrementalDetokenizer:
         """The run of byte tokens that is not settled yet; always empty in byte-level vocabularies."""
         return bytes(self._run)
 
-    def end_run(self) -> str:
-        """Settle the run of byte tokens, as a token of text would; return its text."""
-        return self._without_leading_spaces(self._end_run())
+    def end_run(self, final: bool = False) -> str:
+        """Settle the run of byte tokens, as a token of text would or, with ``final``, the end; return its text."""
+        return self._without_leading_spaces(self._end_run(final))
 
     def _next(self, token: int) -> str:
         piece = self._token_bytes.first(token) if self._first else self._token_bytes[token]
@@ -63,12 +70,9 @@ class IncrementalDetokenizer:
             return ""
         return self._end_run() + piece if self._run else piece
 
-    def _end_run(self) -> str:
+    def _end_run(self, final: bool = False) -> str:
         run, self._run = bytes(self._run), bytearray()
-        try:
-            return run.decode()
-        except UnicodeDecodeError:
-            return "\N{REPLACEMENT CHARACTER}" * len(run)
+        return run_text(run, final)
 
     def _without_leading_spaces(self, text: str) -> str:
         if not self._spaces_to_drop:
@@ -76,6 +80,23 @@ class IncrementalDetokenizer:
         spaces = min(self._spaces_to_drop, len(text) - len(text.lstrip(" ")))
         self._spaces_to_drop = 0 if spaces < len(text) else self._spaces_to_drop - spaces
         return text[spaces:]
+
+
+def run_text(run: bytes, final: bool) -> str:
+    """Return the text of a run of byte tokens: one wrong byte turns all of them into replacement characters.
+
+    With ``final`` nothing follows, and an unfinished character at its end is dropped.
+    """
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(run, final=not final)
+    except UnicodeDecodeError:
+        return UNREADABLE * len(run)
+
+
+def whole_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
+    """Return the text that a stream of these tokens shows in the end."""
+    stream = IncrementalDetokenizer(tokenizer)
+    return stream.push(tokens) + stream.finish()
 
 
 class TextDelta(NamedTuple):

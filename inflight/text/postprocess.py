@@ -14,7 +14,7 @@ import numpy as np
 
 from inflight.contract import PER_REQUEST_OUTPUTS
 from inflight.errors import InvalidRequest
-from inflight.text.detokenizer import StreamText, TextDelta
+from inflight.text.detokenizer import StreamText, TextDelta, whole_text
 from inflight.text.tokenizer import Tokenizer
 
 MAX_STREAMS = 65_536
@@ -91,12 +91,11 @@ class Postprocessor:
         deltas = [one.push(ids[echo:], limit, final) for one, ids in zip(streams, beams, strict=True)]
         if not echo:
             return deltas
-        decode = self._tokenizer.decode
         for index, (ids, delta) in enumerate(zip(beams, deltas, strict=True)):
             # Prompt and output are decoded as one text, cut where the output alone is cut: decoded apart, they would
             # lose the space between them in SentencePiece vocabularies.
-            hidden = len(decode(ids[echo:])) - len(delta.text)
-            whole = decode(ids)
+            hidden = len(whole_text(self._tokenizer, ids[echo:])) - len(delta.text)
+            whole = whole_text(self._tokenizer, ids)
             deltas[index] = delta._replace(text=whole[: len(whole) - hidden])
         return deltas
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import time
 from string import ascii_lowercase
@@ -208,7 +209,8 @@ def test_bytes_of_log_probs_join_to_the_text_with_half_characters(gateway: Besid
         for stop in (None, ["e"], ["a", "\ufffd"]):
             [choice] = ask(client, CHAT, **body, logprobs=True, stop=stop)["choices"]
             raw = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"])
-            assert raw.decode("utf-8", "replace") == choice["message"]["content"]
+            # The bytes of an unfinished character at the end are in no text.
+            assert codecs.getincrementaldecoder("utf-8")("replace").decode(raw) == choice["message"]["content"]
 
 
 def test_a_context_that_is_too_long_is_refused_in_the_words_that_clients_look_for(gateway: Beside) -> None:

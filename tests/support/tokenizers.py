@@ -97,3 +97,24 @@ def make_tokenizer(family: str) -> Tokenizer:
     backend = _MAKERS[family]()
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return Tokenizer(backend, TextConfig(backend.get_vocab_size(), frozenset({2}), 0, tokens, None))
+
+
+def shown_text(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    """Return the library's decoding of tokens without a last character that further bytes would make whole.
+
+    The library has a replacement character in its place, which one to three bytes more make another character.
+    """
+    text = tokenizer.decode(tokens)
+    of_bytes = {piece: token for token in range(tokenizer.config.vocab_size) if (piece := _one_byte(tokenizer, token))}
+    for first in (b"\x80", b"\x90", b"\xa0"):
+        for more in ((first,), (first, b"\x80"), (first, b"\x80", b"\x80")):
+            if set(more) <= of_bytes.keys():
+                completed = tokenizer.decode([*tokens, *(of_bytes[byte] for byte in more)])
+                if completed[-1:] != "\ufffd" and len(completed.encode()) > len(more):
+                    return completed[:-1]
+    return text
+
+
+def _one_byte(tokenizer: Tokenizer, token: int) -> bytes | None:
+    piece = tokenizer.token_bytes[token]
+    return piece if isinstance(piece, bytes) and len(piece) == 1 else None

@@ -67,6 +67,16 @@ def test_each_beam_begins_with_the_prompt_where_that_comes_back(tokenizer: Token
     assert arrays["sequence_length"][0, 2] == arrays["echo_length"].item()
 
 
+def test_an_unfinished_character_is_dropped_behind_the_prompt_too(tokenizer: Tokenizer) -> None:
+    arrays = respond(tokenizer, texts=("ok🐧",))
+    if "🐧" not in whole(tokenizer, arrays, 0):
+        pytest.skip("it has no tokens of bytes")
+    arrays["sequence_length"] -= 1
+    [text] = texts_of(tokenizer, arrays)
+    assert text.startswith(tokenizer.decode(tokenizer.encode_batch(["say a"], True)[0]))
+    assert text.endswith("ok")
+
+
 def test_short_beams_are_padded_with_minus_one(tokenizer: Tokenizer) -> None:
     arrays = respond(tokenizer, exclude_input_in_output=True, return_log_probs=True, return_num_output_tokens=True)
     lengths = arrays["sequence_length"][0].tolist()

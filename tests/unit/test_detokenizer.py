@@ -12,10 +12,10 @@ from tokenizers import decoders, models
 
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import TextConfig
-from inflight.text.detokenizer import IncrementalDetokenizer, StreamText
+from inflight.text.detokenizer import IncrementalDetokenizer, StreamText, whole_text
 from inflight.text.stops import StopMatcher, StopTextLimit
 from inflight.text.tokenizer import DecoderKind, Tokenizer
-from tests.support.tokenizers import FAMILIES, TEXTS, make_tokenizer
+from tests.support.tokenizers import FAMILIES, TEXTS, make_tokenizer, shown_text
 
 _scripts = st.sampled_from(
     [*TEXTS[:5], "😀", "👩‍👩‍👧‍👦", "🇩🇪", "é", "e\u0301", "ก็", "  ", "\n", " ", "▁", "<0x41>", "«tool»", "\ufffd"]
@@ -42,12 +42,39 @@ def test_stream_of_a_text_is_its_whole_decoding(family: str, text: str, cuts: li
 @_each_family
 @given(data=st.data())
 def test_stream_of_any_tokens_is_their_whole_decoding(family: str, data: st.DataObject) -> None:
-    """Models also make what no text encodes to: broken characters, special tokens, marks in odd places."""
+    """Models also make what no text encodes to: broken characters, special tokens, marks in odd places.
+
+    An unfinished character at the end is left out, while the library replaces it: the answer was cut there, and half a
+    character is of no use to a reader.
+    """
     tokenizer = make_tokenizer(family)
     tokens = data.draw(st.lists(st.integers(0, tokenizer.config.vocab_size - 1), max_size=40))
     stream = IncrementalDetokenizer(tokenizer)
     shown = [stream.push([token]) for token in tokens]
-    assert "".join(shown) + stream.finish() == tokenizer.decode(tokens)
+    assert "".join(shown) + stream.finish() == shown_text(tokenizer, tokens)
+
+
+@_each_family
+@pytest.mark.parametrize("character", ["é", "ก", "日", "😀"])
+def test_half_a_character_at_the_end_is_left_out(family: str, character: str) -> None:
+    tokenizer = make_tokenizer(family)
+    pieces = {tokenizer.token_bytes[token]: token for token in range(tokenizer.config.vocab_size)}
+    raw = character.encode()
+    if not all(bytes([byte]) in pieces for byte in raw):
+        pytest.skip("it has no tokens of bytes")
+    tokens = tokenizer.encode_batch(["ok"])[0] + [pieces[bytes([byte])] for byte in raw]
+
+    for left_out in range(1, len(raw)):
+        assert whole_text(tokenizer, tokens[:-left_out]) == "ok"
+        delta = StreamText(tokenizer).push(tokens[:-left_out], None, final=True)
+        assert delta == ("ok", 0, 2)
+        limit = StopTextLimit(tokenizer, ["never"])
+        for token in tokens[:-left_out]:
+            limit.push(token)
+        assert limit.finish() == 2
+    assert whole_text(tokenizer, tokens) == f"ok{character}"
+    broken = whole_text(tokenizer, [*tokens[:-1], *tokenizer.encode_batch(["ok"])[0]])
+    assert "\N{REPLACEMENT CHARACTER}" in broken, "text has followed, so the character stays broken"
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])

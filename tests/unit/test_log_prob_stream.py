@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.gateway.log_probs import LogProbStream, TextOffsets, TokenLogProb, TokenNames
 from inflight.resources import DEMO
-from inflight.text.detokenizer import IncrementalDetokenizer
+from inflight.text.detokenizer import whole_text
 from inflight.text.tokenizer import Tokenizer
 from tests.support.tokenizers import FAMILIES, make_tokenizer
 
@@ -18,8 +20,12 @@ _TEXTS = st.text("ab é日👋🏽\n", max_size=12).map(lambda text: TOKENIZER.e
 
 
 def text_of(tokens: list[int]) -> str:
-    detokenizer = IncrementalDetokenizer(TOKENIZER)
-    return detokenizer.push(tokens) + detokenizer.finish()
+    return whole_text(TOKENIZER, tokens)
+
+
+def joined(made: list[TokenLogProb]) -> str:
+    """Return the text of all bytes; those of an unfinished character at the end are in no text."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(one.bytes for one in made))
 
 
 def entries(tokens: list[int], shown: int, cut: list[int]) -> list[TokenLogProb]:
@@ -52,7 +58,7 @@ def test_any_tokens_are_all_there_in_any_chunking(tokens: list[int], cut: list[i
     made = entries(tokens, len(text), cut)
 
     assert [one.token for one in made] == tokens
-    assert b"".join(one.bytes for one in made).decode("utf-8", "replace") == text
+    assert joined(made) == text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,12 +66,24 @@ def test_any_tokens_are_all_there_in_any_chunking(tokens: list[int], cut: list[i
 def test_bytes_join_to_the_text_whatever_the_vocabulary(family: str, data: st.DataObject) -> None:
     tokenizer = make_tokenizer(family)
     tokens = data.draw(st.lists(st.integers(3, tokenizer.config.vocab_size - 1), max_size=12))
-    detokenizer, stream = IncrementalDetokenizer(tokenizer), LogProbStream(tokenizer)
-    text = detokenizer.push(tokens) + detokenizer.finish()
+    stream, text = LogProbStream(tokenizer), whole_text(tokenizer, tokens)
 
     stream.push(tokens, [0.0] * len(tokens), [])
 
-    assert b"".join(one.bytes for one in stream.finish(len(text))).decode("utf-8", "replace") == text
+    assert joined(stream.finish(len(text))) == text
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "unigram"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tokens_of_an_unfinished_character_keep_their_bytes(family: str, size: int) -> None:
+    tokenizer = make_tokenizer(family)
+    pieces = {tokenizer.token_bytes[token]: token for token in range(tokenizer.config.vocab_size)}
+    raw = [bytes([byte]) for byte in "😀".encode()[:size]]
+    stream = LogProbStream(tokenizer)
+
+    stream.push([pieces[byte] for byte in raw], [-1.0] * size, [])
+
+    assert [(one.bytes, one.log_prob) for one in stream.finish(0)] == [(byte, -1.0) for byte in raw]
 
 
 PIECES = [b"a", b"", "日".encode()[:2], "👋".encode()[1:], "é\N{REPLACEMENT CHARACTER}".encode(), bytes([255])]

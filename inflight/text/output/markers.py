@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inflight.text.detokenizer import IncrementalDetokenizer
+from inflight.text.detokenizer import UNREADABLE, IncrementalDetokenizer, run_text
 from inflight.text.tokenizer import Tokenizer
 
 
@@ -53,7 +53,7 @@ class MarkedDetokenizer:
     def finish(self, text_limit: int | None = None) -> list[Piece]:
         """Return what was still held back; what lies beyond the limit is dropped. Nothing comes after it."""
         if self._waiting:
-            self._settle()
+            self._settle(final=True)
         self._hold(self._detokenizer.finish())
         return self._show(text_limit)
 
@@ -69,15 +69,13 @@ class MarkedDetokenizer:
         else:
             self._held.append(marker)
 
-    def _settle(self) -> None:
-        """End the run of bytes, which a piece of text ends, and place the markers that came inside it."""
+    def _settle(self, final: bool = False) -> None:
+        """End the run of bytes, as text or the end of the stream does, and place the markers that came inside it."""
         run = self._detokenizer.held_bytes
-        try:
-            whole = run.decode()
-            places = [len(run[:size].decode("utf-8", "ignore")) for size, _ in self._waiting]
-        except UnicodeDecodeError:  # each byte becomes a replacement character
-            whole, places = "?" * len(run), [size for size, _ in self._waiting]
-        text = self._detokenizer.end_run()
+        whole = run_text(run, final)
+        replaced = whole == UNREADABLE * len(run)  # each byte by a character
+        places = [size if replaced else len(run[:size].decode("utf-8", "ignore")) for size, _ in self._waiting]
+        text = self._detokenizer.end_run(final)
         lost, start = len(whole) - len(text), 0
         for place, (_, marker) in zip(places, self._waiting, strict=True):
             end = max(start, place - lost)

@@ -75,6 +75,7 @@ def test_what_falls_short_is_named_with_its_layers() -> None:
     assert "min_exact_match is 0.9 and 0 was measured" in line
     assert "max_weight_error is 0.4 and 3 was measured in model.layers.3.mlp.up_proj" in line
     assert "min_range is 0.35 and 0.25 was measured in model.layers.3, KV cache" in line
+    assert "`engine.weights: int8` rounds the original as it is loaded" in line
     assert "model.layers.3 (restoring it takes 0.5000 nats" in line
     assert "differ most in up_proj, by 300.0%, and its KV cache keeps only 0.25" in line
     assert line.index("model.layers.3") < line.index("model.layers.0")

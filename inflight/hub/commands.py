@@ -14,7 +14,7 @@ from rich.console import Console
 from inflight.errors import DeploymentError
 from inflight.hub.archive import ArchiveFormat, pack_model, require_new, unpack_archive
 from inflight.hub.local import find_to_pack, pull_path
-from inflight.hub.names import parse_model_name
+from inflight.hub.names import parse_typed_name
 from inflight.hub.pull import pull_model
 from inflight.report.failures import one_line_errors
 
@@ -53,7 +53,7 @@ def pull(
         if model and Path(model).exists():
             typer.echo(pull_path(Path(model), target, _console))
         else:
-            typer.echo(pull_model(parse_model_name(model), _console, target))
+            typer.echo(pull_model(parse_typed_name(model), _console, target))
 
 
 def pack(

@@ -18,7 +18,7 @@ from inflight.hub.model_manifest import (
     require_sizes,
     write_manifest,
 )
-from inflight.hub.names import parse_model_name
+from inflight.hub.names import parse_typed_name
 from inflight.hub.screen import Transfer, tell
 from inflight.hub.store import find_model, models_folder
 
@@ -69,7 +69,7 @@ def find_to_pack(text: str, console: Console) -> tuple[Path, ModelManifest]:
     path = Path(text)
     if path.is_dir():
         return path, read_manifest(path) if (path / MODEL_MANIFEST).exists() else _described(path, console)
-    found = find_model(parse_model_name(text))
+    found = find_model(parse_typed_name(text))
     if found is None or found.manifest is None:
         raise DeploymentError(f"there is no directory {text}, and no model of that name in {models_folder()}")
     return found.directory, found.manifest

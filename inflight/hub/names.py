@@ -5,11 +5,13 @@ They come from a command line, from a hub and from archives: whatever is not pla
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from inflight.errors import DeploymentError
+from inflight.errors import DeploymentError, nearest
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(f"{_PART}/{_PART}")
@@ -19,6 +21,8 @@ _FORM = "org/name, org/name@revision or org/name:file.gguf"
 _PATTERNS = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "tokenizer.model")
 _LICENSES = ("license*", "licence*", "notice*", "readme*", "use_policy*")
 _TEXTS = ("", ".md", ".txt", ".rst")
+_FILES = (".gguf", ".safetensors", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth", ".tar", ".zip", ".gz")
+"""How names end that are certainly those of files; a model may be called ``org/name-3.1``."""
 _LONGEST_PATH, _LONGEST_NAME = 512, 255
 """Bytes of a path, and of a part of it, which no file system takes longer."""
 
@@ -49,7 +53,27 @@ def is_commit(revision: str) -> bool:
 
 def is_model_name(text: str) -> bool:
     """Return whether a text may name a model of a hub, as against a directory or a file."""
-    return bool(_REPOSITORY.fullmatch(text.partition(":")[0].partition("@")[0]))
+    front = text.partition(":")[0].partition("@")[0]
+    return bool(_REPOSITORY.fullmatch(front)) and not front.lower().endswith(_FILES)
+
+
+def parse_typed_name(text: str) -> ModelName:
+    """Return the parts of a model's name, typed where the path of a file may stand too.
+
+    Raises:
+        DeploymentError: it is not one; of the path of a file the message says that there is no such file.
+    """
+    if text.lower().endswith(_FILES) and not is_model_name(text):
+        raise DeploymentError(no_such_path(Path(text)))
+    return parse_model_name(text)
+
+
+def no_such_path(path: Path) -> str:
+    """Return what to say of a model's path where nothing is, or no model: with the nearest name in its folder."""
+    if not path.name.lower().endswith(_FILES):
+        return f"{path} is not a directory"
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    return f"there is no file {path}{nearest(path.name, names)}"
 
 
 def parse_model_name(text: str) -> ModelName:

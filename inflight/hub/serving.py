@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from inflight.errors import DeploymentError
-from inflight.hub.names import parse_model_name
+from inflight.hub.names import parse_typed_name
 from inflight.hub.pull import pull_model
 from inflight.hub.screen import tell
 from inflight.hub.store import find_model
@@ -23,7 +23,7 @@ def model_to_serve(text: str, console: Console) -> Path:
     Raises:
         DeploymentError: there is no such model, or it cannot be had.
     """
-    name = parse_model_name(text)
+    name = parse_typed_name(text)
     found = find_model(name)
     if found is None:
         tell(console, f"no directory and no pulled model is called {text}: pulling it")

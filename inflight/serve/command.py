@@ -23,7 +23,7 @@ from rich.console import Console
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
 from inflight.gguf.files import is_gguf, locate_model, whole_path
-from inflight.hub.names import is_model_name
+from inflight.hub.names import is_model_name, no_such_path
 from inflight.resources import DEMO, bundled
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.installation import find_installation
@@ -150,7 +150,7 @@ def _find_model(named: Path, typed: str) -> Path:
         DeploymentError: no model is called so, or it cannot be had.
     """
     if named.exists() or not is_model_name(typed):
-        raise DeploymentError(f"{named} is not a directory{' and no file' if is_gguf(named) else ''}")
+        raise DeploymentError(no_such_path(named))
     from inflight.hub.serving import model_to_serve  # and what speaks HTTP, which a start from a directory leaves alone
 
     return model_to_serve(typed, _console)

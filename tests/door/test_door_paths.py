@@ -60,7 +60,8 @@ def test_what_is_served_reaches_its_server_on_every_port(plain: Door, method: st
         ("GET", "/v1/chat/completions"),
         ("POST", "/v2/models/tokenizer/generate"),
         ("GET", "/v2/models/detokenizer"),
-        ("POST", "/v2/models/ensemble/infer"),
+        ("GET", "/v2/models/ensemble/infer"),
+        ("POST", "/v2/models/tokenizer/infer"),
         ("POST", "/v2/models/tokenizer/versions/1/generate"),
         ("GET", "/v2/models/ensemble/versions/x"),
         ("POST", "/v2/models/stats"),
@@ -98,6 +99,18 @@ def test_all_else_is_refused_by_the_door_itself(plain: Door, method: str, path: 
     assert answer.status == 404
     assert "no such path" in answer.body.decode()
     assert [len(server.requests) for server in (plain.http, plain.gateway, plain.status)] == before
+
+
+@pytest.mark.parametrize("path", ["/v2/models/ensemble/infer", "/v2/models/tensorrt_llm/versions/1/infer"])
+def test_infer_over_http_is_refused_with_what_is_served_instead(plain: Door, path: str) -> None:
+    before = len(plain.http.requests)
+    answer = plain.ask("POST", path)
+    assert answer.status == 404
+    words = answer.json["error"]
+    assert "the models of this deployment stream" in words
+    assert "`generate_stream`" in words
+    assert "`decoupled: false`" in words
+    assert len(plain.http.requests) == before
 
 
 @pytest.mark.parametrize(

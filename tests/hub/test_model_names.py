@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inflight.errors import DeploymentError
-from inflight.hub.names import ModelName, is_model_file, is_model_name, is_safe_path, parse_model_name
+from inflight.hub.names import ModelName, is_model_file, is_model_name, is_safe_path, parse_model_name, parse_typed_name
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,15 @@ def test_what_is_no_name_is_refused(text: str) -> None:
         parse_model_name(text)
 
 
-@pytest.mark.parametrize("text", ["./name", "../name", "/org/name", "name", "deployments/demo/model", "~/name"])
+@pytest.mark.parametrize("text", ["org/Llama-3.1-8B", "org/model.v2", "org/gguf", "org/name:x.gguf"])
+def test_a_name_may_have_a_dot(text: str) -> None:
+    assert is_model_name(text)
+    assert parse_typed_name(text) == parse_model_name(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["./name", "../name", "/org/name", "name", "deployments/demo/model", "~/name", "a/b.gguf", "a/b.GGUF"]
+)
 def test_a_path_is_no_name(text: str) -> None:
     assert not is_model_name(text)
 

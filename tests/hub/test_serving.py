@@ -30,6 +30,22 @@ def test_a_model_that_is_not_here_is_pulled(words: list[str], served: list[Path]
     assert model_name(served[0]) == "demo", "and not its commit"
 
 
+@pytest.mark.parametrize(
+    "words", [["serve"], ["serve", "--model"], ["pull"], ["pack"]], ids=["serve", "serve --model", "pull", "pack"]
+)
+def test_the_path_of_a_file_that_is_not_there_is_no_model_of_the_hub(
+    words: list[str], hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/smollm2.gguf").write_bytes(b"GGUF")
+    more = ["to.tar"] if words == ["pack"] else []
+    said = refused(*words, "models/smolm2.gguf", *more)
+    assert said == "there is no file models/smolm2.gguf (did you mean 'smollm2.gguf'?)"
+    assert refused(*words, "nowhere/x.gguf", *more) == "there is no file nowhere/x.gguf"
+    assert not hub.log
+
+
 def test_a_model_of_the_hubs_own_cache_has_its_name(tmp_path: Path) -> None:
     assert model_name(tmp_path / "models--org--a-name--b" / "snapshots" / ("0" * 40)) == "a-name--b"
 

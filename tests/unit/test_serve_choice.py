@@ -56,7 +56,7 @@ def test_a_gguf_file_is_served(words: list[str], served: list[Path], tmp_path: P
     assert served == [file]
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
     assert "it has several models, one.gguf, other.gguf; name the one to serve" in _said(str(tmp_path))
-    assert "x.gguf is not a directory" in _said(str(tmp_path / "x.gguf"))
+    assert f"there is no file {tmp_path / 'on.gguf'} (did you mean 'one.gguf'?)" in _said(str(tmp_path / "on.gguf"))
 
 
 def test_a_directory_of_neither_kind(served: list[Path], tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ GATEWAY_WRITES = (
 _NO_DOT, _ANY = (f"([^{dot}/%]|%[^2/]|%2[^eE/])" for dot in (".", ""))
 MODEL_BY_NAME = rf"/v1/models(/\.*{_NO_DOT}{_ANY}*)+"
 """A model's name has no segment that is empty or of dots alone: read again, the path would be another."""
+MODEL_PATH = f"/v2/models/{MODELS}(/versions/[0-9]+)?"
+INFER = f"{MODEL_PATH}/infer"
 GENERATE = "/(generate|generate_stream)"
 """How the paths end at which Triton hands no header on to the stages."""
 GRPC_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -76,9 +78,8 @@ def served(decoupled: bool, gateway: bool) -> Iterator[Served]:
         yield from (Served(GATEWAY, ("POST",), path) for path in GATEWAY_WRITES)
     yield Served(HTTP, READ, "/v2")
     yield Served(HTTP, READ, "/v2/models/stats")
-    model = f"/v2/models/{MODELS}(/versions/[0-9]+)?"
-    yield Served(HTTP, READ, f"{model}(/(ready|config|stats))?", pattern=True)
-    yield Served(HTTP, ("POST",), f"{model}{GENERATE}", pattern=True)
+    yield Served(HTTP, READ, f"{MODEL_PATH}(/(ready|config|stats))?", pattern=True)
+    yield Served(HTTP, ("POST",), f"{MODEL_PATH}{GENERATE}", pattern=True)
     if not decoupled:
-        yield Served(HTTP, ("POST",), f"{model}/infer", pattern=True)
+        yield Served(HTTP, ("POST",), INFER, pattern=True)
     yield from (Served(GRPC, ("POST",), f"/inference.GRPCInferenceService/{name}") for name in GRPC_METHODS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.serve.envoy.filters import CREDENTIALS, rate_limits
-from inflight.serve.envoy.paths import GENERATE, GRPC_STREAM, OPEN_PATHS, READ, Served, served
+from inflight.serve.envoy.paths import GENERATE, GRPC_STREAM, INFER, OPEN_PATHS, READ, Served, served
 from inflight.serve.envoy.values import (
     AUTH,
     BODY_NAME,
@@ -36,6 +36,10 @@ _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 _OPEN_BODY_BYTES = 1024
 """Of a request that needs no key; those that there are have none."""
 _NO_SUCH = "there is no such path, or it takes another method"
+_STREAMS = (
+    "the models of this deployment stream: send `generate` or `generate_stream` over HTTP, or ModelStreamInfer over "
+    "gRPC; `infer` is served where deployment.yaml has `decoupled: false`"
+)
 _COMPRESSED_MESSAGES = "compressed messages are not accepted"
 
 
@@ -65,7 +69,8 @@ def route_configuration(
     routes = [*statuses, _draining()]
     if not draining:
         others = [route for one in shown if one.target != STATUS for route in _routes(one, settings, replicas)]
-        routes = [*_refused(), *statuses, *others, _refusal(404, _NO_SUCH)]
+        explained = [_refused_infer()] if decoupled else []
+        routes = [*_refused(), *statuses, *others, *explained, _refusal(404, _NO_SUCH)]
     return typed(
         "config.route.v3.RouteConfiguration",
         name=ROUTES,
@@ -135,6 +140,11 @@ def _refused() -> list[Config]:
         _refusal(415, "", [packed]),
         _refusal(404, _COMPRESSED_MESSAGES, [message, plain]),
     ]
+
+
+def _refused_infer() -> Config:
+    """Return the route of ``infer`` over HTTP where models stream."""
+    return {**_refusal(404, _STREAMS), "match": _match(Served(HTTP, ("POST",), INFER, pattern=True))}
 
 
 def _draining() -> Config:

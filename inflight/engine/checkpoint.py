@@ -240,6 +240,7 @@ def _with_head_of(config: ModelConfig, shards: Tensors) -> ModelConfig:
     head, embedding = naming.of("lm_head.weight"), naming.of("model.embed_tokens.weight")
     held = {name for name in shards.names if name.startswith(head.removesuffix("weight"))}
     if not held and not config.tie_word_embeddings and config.is_base:
+        log.warning("this checkpoint has no output head (lm_head): it gives embeddings, and no text")
         return replace(config, tie_word_embeddings=True, has_head=False)
     if not held or not config.tie_word_embeddings or embedding not in shards.names:
         return config

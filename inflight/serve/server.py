@@ -36,7 +36,7 @@ from inflight.serve.installation import (
     require_engine,
 )
 from inflight.serve.leftovers import remove
-from inflight.serve.log import bound, cause
+from inflight.serve.log import UNKNOWN, StageLog, bound, cause
 from inflight.serve.processes import in_words
 from inflight.serve.repository import DEFAULT_VARIANT, orchestrator_environment, prepare_repository, variant_name
 from inflight.serve.restarts import Restarts
@@ -191,7 +191,7 @@ class TritonServer:
         while not self._becomes_ready(deadline, on_wait):
             if self.process.poll() is None:
                 raise DeploymentError(
-                    f"the server was not ready within {timeout_s:.0f} s (server.start_timeout_s): {self.cause()}"
+                    f"the server was not ready within {timeout_s:.0f} s (server.start_timeout_s): {self._where()}"
                 )
             end = f"the server ended {self.how()}: {self.cause()}"
             pause_s = self.restarts.after("crash") if self.process.returncode in _CRASHES else None
@@ -296,6 +296,11 @@ class TritonServer:
     def cause(self) -> str:
         """Return what the log says of why it ended."""
         return cause(self.log_path, self._ready)
+
+    def _where(self) -> str:
+        """Return why a start takes too long, or what its stages said last."""
+        found, said = self.cause(), StageLog().new_lines(self.log_path)
+        return f"its stages said last: {said[-1].message}" if said and found == UNKNOWN else found
 
 
 def address_of(host: str) -> str:

@@ -202,8 +202,10 @@ SortKey = tuple[int, int, int]
 _NEVER_NS = 1 << 62
 
 
-def sort_key(request: Request, order: int, aging_ns: int | None) -> SortKey:
+def sort_key(request: Request, order: int, aging_ns: int | None, since_ns: int | None = None) -> SortKey:
     """Return a request's place in the order of service, which it keeps from its arrival to its end.
+
+    One that has given its place up has the one that it would have, had it arrived then (``since_ns``).
 
     With aging, the request that is due first is served first: a request is due at its deadline, and at the latest
     ``aging_ns`` after its arrival; each level of priority makes it due ``aging_ns`` sooner. Without aging, priorities
@@ -212,7 +214,7 @@ def sort_key(request: Request, order: int, aging_ns: int | None) -> SortKey:
     deadline = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
     if aging_ns is None:
         return -request.priority, deadline, order
-    return min(deadline, request.arrival_ns + aging_ns) - request.priority * aging_ns, 0, order
+    return min(deadline, (since_ns or request.arrival_ns) + aging_ns) - request.priority * aging_ns, 0, order
 
 
 def longest(request: Request, max_length: int) -> int:

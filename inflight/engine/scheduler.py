@@ -1,11 +1,12 @@
 """The scheduler: which tokens of which sequences the next step computes.
 
 It owns the queue and the running set. One budget of tokens per step is spent in this order: running sequences decode,
-one token each; running prefills go on, in chunks; waiting sequences are admitted, when the batching mode lets them.
-Running sequences are served by their sort key, waiting ones in the order of their queue. There are TensorRT-LLM's two
-capacity policies: ``guaranteed_no_evict`` reserves a sequence's longest possible length when it is admitted, so that it
-is never preempted; ``max_utilization`` reserves nothing, and when blocks run out it preempts the last sequence by sort
-key, whose tokens are computed again later.
+one token each, but those with dear guides take turns (``guided.turns``); running prefills go on, in chunks; waiting
+sequences are admitted, when the batching mode lets them. Running sequences are served by their sort key, waiting ones
+in the order of their queue. There are TensorRT-LLM's two capacity policies: ``guaranteed_no_evict`` reserves a
+sequence's longest possible length when it is admitted, so that it is never preempted for want of blocks;
+``max_utilization`` reserves nothing, and when blocks run out it preempts the last sequence by sort key, whose tokens
+are computed again later.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from operator import attrgetter
 from inflight.clock import now_ns
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
+from inflight.engine.guided.turns import MaskTurns
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.request import Request
@@ -25,6 +27,8 @@ from inflight.engine.request_queue import RequestQueue
 from inflight.engine.sequence import Sequence
 
 _BY_SORT_KEY = attrgetter("sort_key")
+_GIVEN_UP_NS = 1_000_000_000
+"""A sequence with a dear guide that leaves the batch waits behind those that come within this time."""
 _AFTER_REFUSAL = 0.9
 """The measured time of a full step is multiplied by this whenever it refuses a prompt: a time measured on a disturbed
 machine must not refuse prompts for ever."""
@@ -39,6 +43,7 @@ class Scheduler:
         self._clock = clock
         self._fair = config.fairness == "client"
         self.preemptions = 0
+        self._turns = MaskTurns()
         self.reset(cache)
 
     def reset(self, cache: KvCacheManager) -> None:
@@ -124,18 +129,21 @@ class Scheduler:
 
     def observe_step(self, tokens: int, seconds: float) -> None:
         """Learn from a step of so many tokens that took ``seconds``."""
+        self._turns.observe(seconds)
         if tokens == self._config.max_tokens_per_step:
             self._full_step_s = min(self._full_step_s or seconds, seconds)
 
     def _continue_running(self, plan: StepPlan) -> bool:
         """Plan the chunks of the running sequences; return whether one was preempted for them."""
-        preemptions, prefills = self.preemptions, []
-        for sequence in list(self.running):
-            start, remaining = plan.progress(sequence)
-            if remaining > 1:
-                prefills.append(sequence)
-            elif remaining and plan.budget:
-                self._continue(sequence, start, 1, plan)
+        preemptions, prefills, decoding = self.preemptions, list[Sequence](), list[Sequence]()
+        for sequence in self.running:
+            remaining = plan.progress(sequence)[1]
+            if remaining:
+                (prefills if remaining > 1 else decoding).append(sequence)
+        left_out = self._turns.left_out(decoding)
+        for sequence in decoding:
+            if plan.budget and sequence not in left_out:
+                self._continue(sequence, plan.progress(sequence)[0], 1, plan)
         limit = self._config.prefill_chunk_tokens
         if plan.chunks and limit is not None:  # a limit of prefills beside decodes, which have their chunks now
             plan.budget = min(plan.budget, limit)
@@ -178,6 +186,8 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan) -> None:
         batches = self._config.mode != "inflight"  # a batch is admitted at once, with or without budget for its chunks
         staying = [one for one in self.running if not plan.will_end(one)] if plan.launched else self.running
+        if len(staying) >= self._config.max_batch_size and not plan.launched:
+            self._make_room(plan)
         if len(staying) >= self._config.max_batch_size:
             return
         free_rows = self._config.max_batch_size - sum(sequence.batch_rows for sequence in staying)
@@ -190,6 +200,17 @@ class Scheduler:
                     plan.abandon()  # the blocks that these free may admit it into this step
                 return
             free_rows -= sequence.batch_rows if sequence.table is not None else 0
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """Have sequences that take turns, and have had one, leave the batch to those that wait."""
+        others = sum(not self._turns.is_dear(one) for one in self._queue)
+        leaving = [one for one in self.running if one not in plan.chunks and self._turns.may_leave(one)]
+        for sequence in leaving[:others]:
+            self._turns.leaves(sequence)
+            self._stop_running(sequence.members, sequence.leader.preempt())
+            self.preemptions += 1
+            sequence.give_place_up(self._clock() + _GIVEN_UP_NS)
+            self._queue.push(sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Have the first sequence of the queue run, or let it expire; return whether there was room."""

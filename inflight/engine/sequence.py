@@ -151,6 +151,10 @@ class Sequence:
         stats.resumed_requests += 1
         return None
 
+    def give_place_up(self, now_ns: int) -> None:
+        """Have it wait behind those that wait now: times are larger than the numbers by which others have come."""
+        self.sort_key = sort_key(self.request, now_ns, self.aging_ns, now_ns)
+
     def obey(self, guide: GuideState) -> None:
         """Follow a guide from its first generated token on; it has those that were resumed already."""
         self.guide = guide

@@ -23,10 +23,22 @@ class MaskBudget:
     def __init__(self, mask_s: float) -> None:
         self._mask_s = mask_s
         self._left_s = _AHEAD * mask_s
+        self.cost_s = 0.0
+        """About what the next mask will take, with the token before it."""
+        self.total_s = 0.0
+        """What all of it has taken so far."""
+        self._token_s = 0.0
 
     def charge(self, seconds: float) -> None:
         """Count the time of a mask."""
         self._left_s = min(self._left_s + self._mask_s - seconds, _AHEAD * self._mask_s)
+        self.total_s += seconds
+        self.cost_s, self._token_s = (self.cost_s + seconds + self._token_s) / 2, 0.0
+
+    def count_token(self, seconds: float) -> None:
+        """Count the time in which a token was taken over, which the mask behind it does not have."""
+        self.total_s += seconds
+        self._token_s += seconds
 
     @property
     def is_spent(self) -> bool:
@@ -51,6 +63,8 @@ class GuideState:
         self._start_ids = guide.start_ids
         self._recent: tuple[int, ...] = ()
         self._holds = not guide.start_ids
+        self.had_turn = False
+        """Whether a dear mask of it was made since its sequence was admitted; ``MaskTurns`` writes it."""
         size = self.vocabulary.size
         self._end_ids = [token for token in sorted(sampling.end_ids) if 0 <= token < size]
         self._ends = [] if sampling.ignore_eos else self._end_ids
@@ -59,8 +73,13 @@ class GuideState:
     def push(self, token: int) -> None:
         """Take over a token that was generated; it is none that has ended the sequence."""
         if self._holds:
+            began = time.thread_time()
             self._matcher.consume_token(token)
-            return
+            self._budget.count_token(time.thread_time() - began)
+        else:
+            self._look_for_start(token)
+
+    def _look_for_start(self, token: int) -> None:
         self._recent = (*self._recent, token)[-len(self._start_ids) :]
         self._holds = self._recent == self._start_ids
 
@@ -72,7 +91,10 @@ class GuideState:
         if self._holds and token in self._end_ids:
             return False
         began = time.thread_time()
-        self.push(token)
+        if self._holds:
+            self._matcher.consume_token(token)
+        else:
+            self._look_for_start(token)
         self.charge(time.thread_time() - began)
         return not self._matcher.is_error()
 
@@ -152,6 +174,16 @@ class GuideState:
         """Count the time that a mask of the matcher has taken."""
         self._budget.charge(seconds)
         self._compiled.masks_s += seconds
+
+    @property
+    def mask_s(self) -> float:
+        """About the seconds that its next mask will take."""
+        return self._budget.cost_s
+
+    @property
+    def total_s(self) -> float:
+        """The seconds that its masks have taken so far."""
+        return self._budget.total_s
 
     def complete_mask(self, mask: np.ndarray) -> None:
         """Say in a mask of the matcher, int32 ``[words]``, with which of the model's tokens the text may end.

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,door,load,build,dev
 
-.PHONY: setup serve demo engine test check release lint bench peers clients contract dashboards compile-test image-locks door-files gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test check release lint bench peers clients published contract dashboards compile-test image-locks door-files gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -68,6 +68,12 @@ peers:
 clients:
 	$(SETUP) $(EVERYTHING)
 	@$(BIN)/python -m benchmarks.clients $(ARGS)
+
+# The tests with models and tokenizers as others have published them; these are fetched once, into the user's cache.
+published:
+	$(SETUP) $(EVERYTHING)
+	@$(BIN)/python -m benchmarks.published.fetched
+	@$(BIN)/pytest -m published tests/published $(ARGS)
 
 contract:
 	$(SETUP)

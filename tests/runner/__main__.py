@@ -3,7 +3,8 @@
     python -m tests.runner test       the tests, without the long proofs and the benches
     python -m tests.runner check      the tests and long proofs that the change since --base can reach
     python -m tests.runner release    all of them, with many more examples of each property
-    python -m tests.runner needs      what the proofs of `check` need besides the virtual environment: docker, clients
+    python -m tests.runner needs      what the proofs of `check` need besides the virtual environment: docker, clients,
+                                      published
 
 ``needs`` runs on the system's own Python.
 """
@@ -27,7 +28,7 @@ from tests.runner.report import Report
 
 BENCHES = "tests/benchmarks/"
 """`make test` leaves these files out: nothing is served by a bench."""
-NEEDS = {"docker": "tests/docker/", "clients": "tests/gateway/programs/"}
+NEEDS = {"docker": "tests/docker/", "clients": "tests/gateway/programs/", "published": "tests/published/"}
 """`.ci/run` installs these for the proofs of a folder."""
 
 

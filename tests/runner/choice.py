@@ -37,6 +37,11 @@ PROVES = {
         *PINS, "inflight/gateway/", "inflight/contract.py", "inflight/errors.py", "benchmarks/clients.py",
         "benchmarks/gateway/", ".ci/", "docs/gateway-agents.md", "tests/gateway/programs/",
     ),
+    "tests/published/": (
+        *PINS, "inflight/contract.py", "inflight/engine/", "inflight/errors.py", "inflight/gateway/", "inflight/gguf/",
+        "inflight/sampling.py", "inflight/settings/", "inflight/text/", "inflight/turn_ends.py", "native/",
+        "benchmarks/clients.py", "benchmarks/environments.py", "benchmarks/published/", "tests/published/",
+    ),
     "tests/engine/test_attention_compile.py": (*PINS, "inflight/engine/attention/", "inflight/engine/cuda/"),
     "tests/engine/test_between_compile.py": (*PINS, "inflight/engine/attention/", "inflight/engine/cuda/"),
     "tests/engine/test_kernels_compile.py": (*PINS, "inflight/engine/attention/", "inflight/engine/cuda/"),

@@ -11,12 +11,12 @@ from tests.runner.durations import Durations, share_out
 from tests.runner.imports import ROOT
 
 Verb = Literal["test", "check", "release"]
-TEST = "not proof and not programs"
-COMPUTING = "not alone and not programs and not proof(waits=True)"
+TEST = "not proof and not programs and not published"
+COMPUTING = "not alone and not programs and not published and not proof(waits=True)"
 SPARED = " and not release"
 """`make check` leaves these to `make release`."""
-TOGETHER = ("tests/docker/", "tests/gateway/programs/")
-"""Folders whose long proofs look at the same images or environments, which take minutes to make."""
+TOGETHER = ("tests/docker/", "tests/gateway/programs/", "tests/published/")
+"""Folders whose long proofs look at the same images, environments or models, which take minutes to make or load."""
 LISTS_A_WORKER = 4
 LEAST_S = 60.0
 """A process takes some seconds to start what its tests share; so much of tests is worth it."""
@@ -62,12 +62,13 @@ def parts_of(verb: Verb, choice: Choice, durations: Durations, workers: int) -> 
         *_shared_out(choice.proofs, COMPUTING + spared, ("test", "proof"), durations, workers, profile),
         *_shared_out(choice.tests.keys() - choice.proofs.keys(), TEST, ("test",), durations, workers),
     ]
-    for text, marks, kind in (
-        ("mark.proof(waits=True)", "proof(waits=True)", "waits"),
-        ("mark.programs", "programs", "programs"),
+    for marks, kind, waits in (
+        ("proof(waits=True)", "waits", True),
+        ("programs", "programs", True),
+        ("published", "published", False),
     ):
-        for files in _together(_that_say(text, choice.proofs)):
-            parts.append(Part(tuple(files), marks + spared, durations.sum(files, (kind,)), profile, waits=True))
+        for files in _together(_that_say(f"mark.{marks}", choice.proofs)):
+            parts.append(Part(tuple(files), marks + spared, durations.sum(files, (kind,)), profile, waits))
     if alone := _that_say("mark.alone", choice.proofs):
         parts.append(Part(tuple(alone), "alone" + spared, durations.sum(alone, ("alone",)), profile, alone=True))
     return sorted(parts, key=lambda part: (part.alone, not part.waits, -part.seconds))

@@ -8,7 +8,7 @@ from typing import TextIO
 
 import pytest
 
-KINDS = ("alone", "programs", "waits", "proof", "test")
+KINDS = ("alone", "programs", "published", "waits", "proof", "test")
 """A test's kind is the first of its marks that stands here: ``test`` has none of them."""
 
 

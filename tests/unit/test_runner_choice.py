@@ -199,6 +199,8 @@ REACHED = [
     ("tests/engine/support/compile_kernels.py", "proofs", "tests/engine/test_kernels_compile.py"),
     ("tests/engine/native/absent.cpp", "proofs", "tests/engine/test_native_tiles.py"),
     ("tests/engine/test_native_step.py", "proofs", "tests/engine/test_native_sanitizers.py"),
+    ("inflight/gguf/names.py", "proofs", "tests/published/test_greedy.py"),
+    ("inflight/settings/kv_cache.py", "proofs", "tests/published/test_greedy.py"),
     ("tests/monitoring/test_trends.py", "tests", "tests/monitoring/test_rules.py"),
     ("client/a_file_that_is_gone.py", "tests", "tests/unit/test_docs_commands.py"),
     ("inflight/client/__init__.py", "tests", "tests/unit/test_client_calls.py"),

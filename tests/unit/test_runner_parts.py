@@ -64,14 +64,13 @@ def test_each_file_is_in_one_list_and_no_list_is_long(seconds: dict[str, float],
 @pytest.mark.parametrize("verb", ["test", "check", "release"])
 def test_all_files_are_in_the_parts(verb: str) -> None:
     parts = parts_of(verb, Choice(EVERY, EVERY), Durations(), 2)  # type: ignore[arg-type]
-    ordinary = [path for part in parts if not part.waits and not part.alone for path in part.files]
+    ordinary = [path for part in parts if part.marks.startswith("not ") for path in part.files]
     assert sorted(ordinary) == files_of_tests()
     assert [part.alone for part in parts] == sorted(part.alone for part in parts), "what runs alone is last"
-    special = {part.marks for part in parts if part.waits or part.alone}
+    special = {part.marks for part in parts if not part.marks.startswith("not ")}
     spared = " and not release" if verb == "check" else ""
-    assert special == (
-        set() if verb == "test" else {f"{marks}{spared}" for marks in ("proof(waits=True)", "programs", "alone")}
-    )
+    marks = ("proof(waits=True)", "programs", "published", "alone")
+    assert special == (set() if verb == "test" else {f"{mark}{spared}" for mark in marks})
 
 
 def test_a_file_that_only_its_tests_are_chosen_of_runs_no_proofs() -> None:
@@ -322,11 +321,13 @@ def test_a_mark_by_which_a_part_is_made_is_spelled_as_it_is_looked_for() -> None
         text = path.read_text()
         for node in ast.walk(ast.parse(text)):
             match node:
-                case ast.Attribute(ast.Attribute(attr="mark"), "alone" | "programs" as name):
+                case ast.Attribute(ast.Attribute(attr="mark"), "alone" | "programs" | "published" as name):
                     looked_for = f"mark.{name}"
                 case ast.Call(ast.Attribute(ast.Attribute(attr="mark"), "proof"), keywords=[_, *_]):
                     looked_for = "mark.proof(waits=True)"
-                case ast.Call(ast.Attribute(attr="add_marker"), [ast.Constant("alone" | "programs" as name)]):
+                case ast.Call(
+                    ast.Attribute(attr="add_marker"), [ast.Constant("alone" | "programs" | "published" as name)]
+                ):
                     looked_for = f"mark.{name}"
                 case _:
                     continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 from benchmarks.clients import CLIENTS
 from benchmarks.environments import Home
 from benchmarks.gateway.served import Served, serve
-from inflight.errors import InflightError
 from inflight.resources import DEMO
+from tests.support.made import made
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,9 +31,4 @@ def demo_gateway() -> Iterator[Served]:
 
 def environment(name: str) -> Home:
     """Return a client's environment, made if need be; without packages the test is skipped, but not in CI."""
-    try:
-        return CLIENTS.make(name, ROOT / CLIENTS.folder)
-    except InflightError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    return made(CLIENTS, name, ROOT / CLIENTS.folder)

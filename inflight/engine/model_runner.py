@@ -40,6 +40,7 @@ from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
 from inflight.engine.prompt_outputs import CONTEXT_ROWS, PromptPart, StepStates, prompt_part
 from inflight.engine.quant.convert import join_int8_parts
+from inflight.engine.quant.decoding import decode_once
 from inflight.engine.recurrent import check_recurrent
 from inflight.engine.sampler import PendingSample, sample_async
 from inflight.engine.sequence import SamplingRow
@@ -98,12 +99,15 @@ class ModelRunner:
         loaded = load_model(outline, self.device)
         self._model = loaded.model
         self.has_head = loaded.model.config.has_head
-        prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
+        reserved = partial(reserved_bytes, config, loaded)
+        prepare_weights(self._model, self.device, reserved, config.batch_invariant)
         nbytes = loaded.nbytes
         self._native = native_model(self._model, self.device, config.cpu_step, threads, config.weights)
         if self.device.type == "cpu":
             _log_threads(config.threads, of_torch if self._native is None else threads, self._native is not None)
         if self._native is None:
+            if self.device.type == "cpu":
+                decode_once(self._model, dtype, self.device, reserved, joined=False)
             join_int8_parts(self._model)
             pack_linears(self._model)
         if isinstance(self._model, AdaptedModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -11,13 +12,17 @@ from torch import Tensor, nn
 
 from inflight.engine.cuda import prepare
 from inflight.engine.models.layers import each_of
+from inflight.engine.quant import decoding, gguf_linears
 from inflight.engine.quant.convert import DecodedLinear, LinearParts, decode_weights, decoding_cost
 from inflight.engine.quant.formats import decode_e8m0, to_e4m3
+from inflight.engine.quant.gguf_blocks import decode
 from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import TOKENS
+from tests.engine.support.driving import ask, load, run
 from tests.engine.support.fake_card import FakeCard
+from tests.engine.support.gguf_files import wide_gguf_file
 from tests.engine.support.packed_models import published
 
 CUDA = torch.device("cuda")
@@ -25,10 +30,16 @@ COLUMNS = 64
 
 
 def _linear(
-    scheme: str, rows: int = 32, *, input_scale: float = 0.01, bias: bool = True, smoothed: bool = True
+    scheme: str,
+    rows: int = 32,
+    *,
+    input_scale: float = 0.01,
+    bias: bool = True,
+    smoothed: bool = True,
+    exact: bool = False,
 ) -> QuantizedLinear:
     """Return a loaded linear with random weights, smoothed by powers of two."""
-    shape = LinearShape("layer", rows, COLUMNS, bias, torch.float32, 16, smoothed, exact=False)
+    shape = LinearShape("layer", rows, COLUMNS, bias, torch.float32, 16, smoothed, exact=exact)
     linear = SCHEMES[scheme](shape).to_empty(device="cpu").requires_grad_(False)
     for name, parameter in linear.named_parameters():
         if name == "input_scale":
@@ -132,7 +143,7 @@ def test_memory_decides_and_the_log_says_so(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(prepare, "free_memory", lambda device: free)
+    monkeypatch.setattr(decoding, "free_memory", lambda device: free)
     model: Any = _Model(down=_linear("W4A16_AWQ"))
     asked: list[int] = []
 
@@ -149,26 +160,63 @@ def test_memory_decides_and_the_log_says_so(
 
 def test_invariant_products_need_decoded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(prepare, "free_memory", lambda device: GIB)
+    monkeypatch.setattr(decoding, "free_memory", lambda device: GIB)
     model: Any = _Model(down=_linear("W4A16_AWQ"))
     with pytest.raises(DeploymentError, match="batch_invariant needs the weights of 1 linears decoded, which take"):
         prepare.prepare_weights(model, CUDA, lambda free: GIB, batch_invariant=True)
-    monkeypatch.setattr(prepare, "free_memory", lambda device: 8 * GIB)
+    monkeypatch.setattr(decoding, "free_memory", lambda device: 8 * GIB)
     prepare.prepare_weights(model, CUDA, lambda free: GIB, batch_invariant=True)
     assert type(model.down).__name__ == "InvariantLinear"
 
 
-def test_on_a_cpu_weights_stay_packed() -> None:
-    model: Any = _Model(down=_linear("W4A16_AWQ"))
-    prepare.prepare_weights(model, torch.device("cpu"), lambda free: 0)
-    assert not isinstance(model.down, DecodedLinear)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_on_a_cpu_each_linear_computes_to_the_bit_what_it_did(scheme: str, exact: bool) -> None:
+    torch.manual_seed(2)
+    parts = [_linear(scheme, rows, exact=exact) for rows in (32, 16)]
+    model: Any = _Model(qkv=LinearParts(zip("qk", parts, strict=True)), down=_linear(scheme, exact=exact))
+    for x in (_inputs(), _inputs()[:1]):
+        packed: Any = copy.deepcopy(model)
+        expected = packed.qkv(x), packed.down(x)
+        decode_weights(packed, torch.float32, joined=False)
+        assert torch.equal(packed.qkv(x), expected[0])
+        assert torch.equal(packed.down(x), expected[1])
+        stays = not parts[0].decodes_each_time(torch.float32)
+        assert [type(part) for part in packed.qkv.children()] == [type(parts[0]) if stays else DecodedLinear] * 2
+        assert decoding_cost(packed, torch.float32, joined=False) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+def test_an_engine_on_pytorch_decodes_once_where_there_is_room(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    requests = [ask(TOKENS[:size], 6, log_probs=True) for size in (20, 1)]
+    calls: list[str] = []
+
+    def counted(weight: Tensor, kind: str) -> Tensor:
+        calls.append(kind)
+        return decode(weight, kind)
+
+    made = []
+    for free in (0, 8 * GIB):
+        monkeypatch.setattr(decoding, "free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(gguf_linears, "decode", counted)
+        engine = load(wide_gguf_file(kind).path, cpu_step="pytorch")
+        calls.clear()
+        made.append([(one.tokens, one.log_probs) for one in run(engine, requests).values()])
+        assert bool(calls) == (free == 0), "blocks are decoded while requests run"
+    assert made[0] == made[1]
+    [seldom, once] = [one for one in caplog.records if "linears are decoded" in one.message]
+    assert (seldom.levelname, once.levelname) == ("WARNING", "INFO")
+    assert "are decoded in each step, which takes several times as long" in seldom.message
 
 
 def test_what_latent_attention_multiplies_by_is_decoded_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product takes it, not even an FP8 one: it is multiplied head by head."""
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(prepare, "free_memory", lambda device: 0)
+    monkeypatch.setattr(decoding, "free_memory", lambda device: 0)
     special = {"num_key_value_heads": 4, "first_k_dense_replace": 2, "q_lora_rank": 32, "kv_lora_rank": 32}
     for kind, dtype, other in (
         ("fp8 by blocks", "float32", QuantizedLinear),

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
+from inflight.engine.device import BFLOAT16, FP8, has_compiler
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.experts import MoeBlock
-from inflight.engine.models.layers import each_of
 from inflight.engine.models.limits import check_invariant, unknown_to_gpu_kernels
 from inflight.engine.models.served import ServedModel
-from inflight.engine.quant.convert import decode_latent_weights, decode_weights, decoding_cost
-from inflight.engine.quant.linears import QuantizedLinear
+from inflight.engine.quant.convert import decode_latent_weights
+from inflight.engine.quant.decoding import decode_once
 from inflight.errors import DeploymentError
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RESERVE = 1 << 30
-"""Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
 INVARIANT_ON = (9, 0)
 """The compute capability on which ``engine.batch_invariant`` has been shown to hold."""
 
@@ -66,37 +62,7 @@ def _prepare_quantized(
 
         if products := use_scaled_mm(model):
             log.info("%d products are FP8", products)
-    (linears, more), free = decoding_cost(model, dtype), free_memory(device)
-    if not linears:
-        return
-    rest = reserved(free) + _RESERVE + _of_experts(model, dtype)
-    told = (linears, more / 2**20, free / 2**20, rest / 2**20)
-    if more + rest > free and batch_invariant:
-        raise DeploymentError(
-            "engine.batch_invariant needs the weights of {} linears decoded, which take {:.1f} MiB more; {:.1f} MiB "
-            "are free, and the KV cache, steps and a draft model need {:.1f} MiB: lower kv_cache.memory_fraction or "
-            "kv_cache.tokens, or serve the checkpoint that is not quantized".format(*told)
-        )
-    if more + rest > free:
-        log.warning(
-            "the weights of %d linears are decoded in each step, which takes several times as long: decoded once they "
-            "would take %.1f MiB more; %.1f MiB are free, and the KV cache, steps and a draft model need %.1f MiB",
-            *told,
-        )  # fmt: skip
-        return
-    decode_weights(model, dtype)
-    log.info(
-        "the weights of %d linears are decoded once, and take %.1f MiB more; %.1f MiB were free, and the KV cache, "
-        "steps and a draft model need %.1f MiB", *told,
-    )  # fmt: skip
-
-
-def _of_experts(model: DecoderModel, dtype: torch.dtype) -> int:
-    """Return the bytes of the decoded experts of one layer, which are twice there when they become one tensor."""
-    blocks = (block.experts.modules() for _, block in each_of(model, MoeBlock))
-    linears = ([one for one in modules if isinstance(one, QuantizedLinear)] for modules in blocks)
-    sizes = (sum(one.elements for one in own) for own in linears)
-    return max(sizes, default=0) * dtype.itemsize
+    decode_once(model, dtype, device, reserved, joined=True, required=batch_invariant)
 
 
 def cuda_forward(

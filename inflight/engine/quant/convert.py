@@ -1,8 +1,8 @@
 """Puts quantized linears into a model, before its weights are loaded; the model itself knows nothing of them.
 
-On a GPU their weights can be decoded once, after loading, rather than for each call: decoding moves several times the
-bytes of the weight itself, and would be most of a decode step. What is computed is the same: inputs are rounded as
-before.
+Where PyTorch multiplies by them, their weights can be decoded once, after loading, rather than for each call: decoding
+moves several times the bytes of the weight itself, and would be most of a decode step. What is computed is the same:
+inputs are rounded as before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.latent import LatentAttention
@@ -112,6 +111,7 @@ class DecodedLinear(nn.Module):
     def __init__(self, parts: list[QuantizedLinear], dtype: torch.dtype) -> None:
         """``parts``: loaded linears that round the same input in the same way; ``dtype``: of the computation."""
         super().__init__()
+        self._linear = parts[0].linear
         self.weight = nn.Parameter(torch.cat([part.decode(dtype) for part in parts]), requires_grad=False)
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
@@ -121,7 +121,7 @@ class DecodedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
-        return functional.linear(x if self.prepared is None else self.prepared(x), self.weight, self.bias)
+        return self._linear(x if self.prepared is None else self.prepared(x), self.weight, self.bias)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         """Return the weight ``[rows, columns]``, as ``QuantizedLinear`` does."""
@@ -135,17 +135,27 @@ def decode_latent_weights(model: nn.Module, dtype: torch.dtype) -> None:
             model.set_submodule(f"{name}.kv_b_proj", DecodedLinear([attention.kv_b_proj], dtype))
 
 
-def decoding_cost(model: nn.Module, dtype: torch.dtype) -> tuple[int, int]:
-    """Return how many linears of a model are quantized, and how many bytes more they take decoded to ``dtype``."""
-    linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+def decoding_cost(model: nn.Module, dtype: torch.dtype, joined: bool = True) -> tuple[int, int]:
+    """Return how many linears ``decode_weights`` would decode to ``dtype``, and how many bytes more they then take."""
+    quantized = (module for module in model.modules() if isinstance(module, QuantizedLinear))
+    linears = [linear for linear in quantized if joined or linear.decodes_each_time(dtype)]
     decoded = sum(linear.elements for linear in linears) * dtype.itemsize
     return len(linears), decoded - sum(linear.weight_bytes for linear in linears)
 
 
-def decode_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Decode all quantized linears of a loaded model; parts of one input that round it alike become one product."""
-    for name, parts in products(model, QuantizedLinear):  # type: ignore[type-abstract]
-        model.set_submodule(name, DecodedLinear(parts, dtype))
+def decode_weights(model: nn.Module, dtype: torch.dtype, joined: bool = True) -> None:
+    """Decode the quantized linears of a loaded model.
+
+    With ``joined``, parts of one input that round it alike become one product, whose sums may have another order.
+    Without, each linear computes to the bit what it did before, and those that multiply by integers stay as they are.
+    """
+    if joined:
+        for name, parts in products(model, QuantizedLinear):  # type: ignore[type-abstract]
+            model.set_submodule(name, DecodedLinear(parts, dtype))
+        return
+    for name, linear in each_of(model, QuantizedLinear):  # type: ignore[type-abstract]
+        if linear.decodes_each_time(dtype):
+            model.set_submodule(name, DecodedLinear([linear], dtype))
 
 
 def _quantized(

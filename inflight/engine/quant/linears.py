@@ -105,7 +105,7 @@ class QuantizedLinear(nn.Module, ABC):
             DeploymentError: the scheme cannot hold a weight of this shape.
         """
         super().__init__()
-        self._linear = _exact_linear if shape.exact else functional.linear
+        self.linear = _exact_linear if shape.exact else functional.linear
         self._hold("bias", (shape.rows,) if shape.bias else None, shape.dtype)
         self._hold("pre_quant_scale", (shape.columns,) if shape.smoothed else None, shape.dtype)
         for name in self.tensor_scales:
@@ -113,7 +113,7 @@ class QuantizedLinear(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
-        return self._linear(self.prepared(x), self.decode(x.dtype), self.bias)
+        return self.linear(self.prepared(x), self.decode(x.dtype), self.bias)
 
     def prepared(self, x: Tensor) -> Tensor:
         """Return ``x`` as the product takes it: smoothed and rounded."""
@@ -133,6 +133,10 @@ class QuantizedLinear(nn.Module, ABC):
     def rounds_inputs(cls) -> bool:
         """Whether inputs are rounded."""
         return cls.round_input is not None
+
+    def decodes_each_time(self, dtype: torch.dtype) -> bool:
+        """Whether each product in ``dtype`` decodes the weight, where it lies."""
+        return True
 
     @property
     def elements(self) -> int:
@@ -214,7 +218,7 @@ class Int8Linear(Int8WeightLinear):
 
         Sums of integers are exact, so that they need no float64; what is left is the rounding of the result.
         """
-        if x.dtype != torch.float32 or not multiplies_int8(x.device.type) or not len(x):
+        if self.decodes_each_time(x.dtype) or not len(x):
             return super().forward(x)
         if self.pre_quant_scale is not None:
             x = x * self.pre_quant_scale
@@ -225,6 +229,9 @@ class Int8Linear(Int8WeightLinear):
         if math.isnan(steps.sum()):  # integers cannot say it
             product[steps.isnan().any(-1)] = torch.nan
         return product if self.bias is None else product.add_(self.bias)
+
+    def decodes_each_time(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.float32 or not multiplies_int8(self.weight.device.type)
 
 
 class Int4WeightLinear(QuantizedLinear):

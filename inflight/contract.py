@@ -118,7 +118,9 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts, so far"),
     _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
     _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
-    _scalar("return_num_cached_tokens", BOOL, "fill num_cached_tokens", neutral=False, **_OWN),
+    _scalar(
+        "return_num_cached_tokens", BOOL, "fill num_cached_tokens and num_cache_write_tokens", neutral=False, **_OWN
+    ),
     _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
     _scalar("stop", BOOL, "end every running request of this request id"),
     _scalar("streaming", BOOL, "send tokens as they come"),
@@ -203,6 +205,12 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("num_input_tokens", INT32, "tokens of the prompt"),
     _output("num_output_tokens", INT32, "tokens generated so far, of all beams"),
     _output("num_cached_tokens", INT32, "prompt tokens taken from the prefix cache, at the end", own=True),
+    _output(
+        "num_cache_write_tokens",
+        INT32,
+        "prompt tokens written to the prefix cache, in whole blocks, at the end",
+        own=True,
+    ),
     _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),
     _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),

@@ -95,6 +95,8 @@ class RequestMetrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    written_tokens: int | None = None
+    """Other prompt tokens, in whole blocks that are new to the prefix cache; None: the engine does not say."""
     resumed_tokens: int = 0
     """Tokens that an earlier run of the request has generated."""
     generated_tokens: int = 0

@@ -184,6 +184,9 @@ class Sequence:
         metrics = self.metrics
         metrics.new_blocks += table.new_blocks
         metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
+        prompt = [tokens for tokens in table.entered if tokens.stop <= metrics.prompt_tokens]
+        written = sum(tokens.stop - max(tokens.start, table.cached_tokens) for tokens in prompt)
+        metrics.written_tokens = (metrics.written_tokens or 0) + written
 
     def preempt(self) -> list[BlockTable]:
         """Stop running, to be computed again; return the block tables, to be freed. A beam search begins again."""

@@ -108,6 +108,8 @@ class EngineDelta:
     """Prompt tokens that came from the prefix cache; with the last delta, before it 0."""
     outputs: Mapping[str, np.ndarray]
     """All tensors of the response."""
+    written_tokens: int | None = None
+    """Prompt tokens that were written to the prefix cache; with the last delta, where the engine says so."""
     waited_s: float = 0.0
     """With the last delta: seconds from the first call to the arrival at the engine that has served it."""
 
@@ -365,6 +367,7 @@ def read_delta(outputs: Mapping[str, np.ndarray]) -> EngineDelta:
         output_tokens=_scalar(outputs, "num_output_tokens"),
         cached_tokens=_scalar(outputs, "num_cached_tokens"),
         outputs=outputs,
+        written_tokens=_scalar(outputs, "num_cache_write_tokens") if "num_cache_write_tokens" in outputs else None,
     )
 
 

@@ -65,6 +65,8 @@ class Usage:
     """Of all choices."""
     cached_tokens: int = 0
     """Of the prompt, taken from the prefix cache; known at the end."""
+    written_tokens: int | None = None
+    """Of the rest of the prompt, written to the prefix cache; None: not known, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,10 @@ async def _prompt_scores(delta: EngineDelta) -> PromptScores | None:
 
 def _usage(prompt: Sequence[int], choices: Sequence[_Choice]) -> Usage:
     cached = min(choice.cached_tokens for choice in choices)
-    return Usage(len(prompt), sum(choice.output_tokens for choice in choices), cached)
+    known = [choice.written_tokens for choice in choices if choice.written_tokens is not None]
+    # What was evicted meanwhile, and computed once more, is written twice.
+    written = min(sum(known), len(prompt) - cached) if known else None
+    return Usage(len(prompt), sum(choice.output_tokens for choice in choices), cached, written)
 
 
 class _Choice:
@@ -183,6 +188,7 @@ class _Choice:
         self._called = False
         self._stops = ShownStops(job.shown_stops, job.show_stop) if job.shown_stops else None
         self._taken = self.output_tokens = self.cached_tokens = 0
+        self.written_tokens: int | None = None
 
     @property
     def stopped(self) -> bool:
@@ -195,6 +201,7 @@ class _Choice:
             return
         self.output_tokens = max(self.output_tokens, delta.output_tokens)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.written_tokens = delta.written_tokens
 
     def push(self, delta: EngineDelta, usage: Callable[[], Usage], scores: PromptScores | None) -> ChoiceDelta:
         """Take a response of the engine; ``usage`` returns the tokens of all choices."""

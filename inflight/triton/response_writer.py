@@ -73,8 +73,9 @@ def to_arrays(
         "sequence_index": subrequest.sequence_index if options.sequences > 1 else None,
         "num_input_tokens": len(subrequest.request.prompt) if options.return_num_input_tokens else None,
         "num_output_tokens": generated if options.return_num_output_tokens else None,
-        "num_cached_tokens": _cached_tokens(output) if options.return_num_cached_tokens else None,
     }
+    if options.return_num_cached_tokens and output.finished and (metrics := output.metrics) is not None:
+        numbers |= {"num_cached_tokens": metrics.cached_tokens, "num_cache_write_tokens": metrics.written_tokens}
     arrays |= {name: np.array([[value]], np.int32) for name, value in numbers.items() if value is not None}
     if options.return_token_ids:
         arrays["token_ids"] = np.array([output.tokens], np.int32)
@@ -91,11 +92,6 @@ def opening(request: Request, options: OutputOptions) -> Arrays:
         if request.resumed_text_limit is not None:
             arrays["resumed_text_limit"] = np.array([[request.resumed_text_limit]], np.int32)
     return arrays
-
-
-def _cached_tokens(output: Output) -> int | None:
-    """Return the prompt tokens from the prefix cache, with a sequence's last output."""
-    return output.metrics.cached_tokens if output.finished and output.metrics is not None else None
 
 
 def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_log_prob: float) -> Arrays:

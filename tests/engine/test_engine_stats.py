@@ -65,6 +65,28 @@ def test_cached_tokens_are_counted_once_at_admission() -> None:
     assert engine.stats.step_tokens["prefill"] == 6 + 2
 
 
+def test_prompt_tokens_written_to_the_prefix_cache_are_whole_blocks_that_are_new() -> None:
+    engine = _engine()
+
+    def counted(prompt: list[int], max_tokens: int = 2) -> tuple[int, int | None]:
+        [output] = run(engine, [ask(prompt, max_tokens, ignore_eos=True)]).values()
+        assert output.metrics is not None
+        return output.metrics.cached_tokens, output.metrics.written_tokens
+
+    assert counted(PROMPT) == (0, 4)
+    assert counted(PROMPT) == (4, 0)
+    assert counted(PROMPT, 12) == (4, 0), "the blocks of the answer are no prompt's"
+    assert counted([*PROMPT, 1, 2, 3]) == (6, 2), "two tokens of the second block come from another one"
+    both = run(engine, [ask([1, *PROMPT], 2, ignore_eos=True), ask([1, *PROMPT], 2, ignore_eos=True)]).values()
+    assert sum(one.metrics.written_tokens or 0 for one in both if one.metrics) == 4, (
+        "one block, which both have computed"
+    )
+    without = _engine(prefix_reuse=False)
+    [output] = run(without, [ask(PROMPT, 2, ignore_eos=True)]).values()
+    assert output.metrics is not None
+    assert output.metrics.written_tokens == 0
+
+
 def test_a_preemption_and_what_is_computed_again() -> None:
     """8 blocks of 2 for two sequences of 4 + 8 tokens: the later one gives way once, and is computed again."""
     engine = _engine(block_size=2, num_blocks=8, policy="max_utilization", prefix_reuse=False)

@@ -13,6 +13,7 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.cuda import prepare
 from inflight.engine.cuda.prepare import require_invariance
 from inflight.engine.models.config import ModelConfig
+from inflight.engine.quant import decoding
 from inflight.errors import DeploymentError
 from inflight.settings.deployment import validate
 from tests.engine.support.checkpoints import checkpoint
@@ -111,7 +112,7 @@ def test_no_fp8_products_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Module()
     model.dtype = torch.bfloat16
     monkeypatch.setattr(fp8, "use_scaled_mm", lambda model: taken.append(model) or 0)
-    monkeypatch.setattr(prepare, "free_memory", lambda _: 1 << 40)
+    monkeypatch.setattr(decoding, "free_memory", lambda _: 1 << 40)
     prepare.prepare_weights(model, GPU, int, batch_invariant=True)  # type: ignore[arg-type]
     assert not taken
     prepare.prepare_weights(model, GPU, int)  # type: ignore[arg-type]

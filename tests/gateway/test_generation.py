@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from inflight.client import Client, GenerateOptions
+from inflight.resources import DEMO
+from inflight.settings.deployment import load_deployment
 from tests.gateway.support.answers import (
     CHAT,
     COMPLETIONS,
@@ -126,6 +128,24 @@ def test_an_answer_without_a_token_has_a_role_and_empty_content(gateway: Beside)
     assert last["choices"][0]["finish_reason"] == "stop"
     assert whole["choices"][0]["message"]["content"] == ""
     assert whole["usage"]["completion_tokens"] == 0
+
+
+def test_usage_counts_what_was_written_to_the_prefix_cache(gateway: Beside) -> None:
+    """Whole blocks of the prompt that the cache did not have: on the first call all of them, on the second none."""
+    text = f"Count what is written, {time.time_ns()}. " * 20
+    body = {"max_tokens": 40, "messages": [{"role": "user", "content": text}]}
+    asked = {"max_output_tokens": 40, "input": [{"role": "user", "content": f"{text} And what not."}]}
+    with gateway.client() as client:
+        first, second = (ask(client, "/v1/messages", **body)["usage"] for _ in range(2))
+        third, fourth = (ask(client, "/v1/responses", **asked)["usage"] for _ in range(2))
+    names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    prompt = sum(first[name] for name in names)
+    assert prompt == sum(second[name] for name in names)
+    assert first["input_tokens"] == prompt % load_deployment(DEMO).kv_cache.block_size
+    assert first["cache_creation_input_tokens"] > 0
+    assert second["cache_creation_input_tokens"] == 0
+    assert third["input_tokens_details"]["cache_write_tokens"] > 0
+    assert fourth["input_tokens_details"]["cache_write_tokens"] == 0
 
 
 def test_usage_counts_cached_tokens_and_comes_with_each_chunk_if_asked(gateway: Beside) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -15,8 +16,8 @@ from tests.gateway.support.outputs import ARGUMENTS, cut_outputs
 from tests.support.tables import each_row
 
 Json = dict[str, Any]
-FIRST = MessageUsage(prompt=10, cached=0, output=0, thinking=0)
-USAGE = MessageUsage(prompt=10, cached=4, output=7, thinking=2)
+FIRST = MessageUsage(prompt=10, cached=0, written=0, output=0, thinking=0)
+USAGE = MessageUsage(prompt=10, cached=4, written=5, output=7, thinking=2)
 
 
 def write(outputs: list[OutputEvent], omits: bool = False) -> tuple[list[Json], Json]:
@@ -110,10 +111,12 @@ def test_omitted_thinking_travels_in_its_signature() -> None:
     assert not [event for event in events if event.get("delta", {}).get("type") == "thinking_delta"]
 
 
-def test_usage_counts_what_the_cache_had_apart() -> None:
+def test_usage_counts_apart_what_the_cache_had_and_what_was_written_to_it() -> None:
+    unknown = replace(USAGE, written=None).as_json()
+    assert (unknown["input_tokens"], unknown["cache_creation_input_tokens"]) == (6, None)
     assert write([])[1]["usage"] == {
-        "input_tokens": 6,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": 1,
+        "cache_creation_input_tokens": 5,
         "cache_read_input_tokens": 4,
         "output_tokens": 7,
         "output_tokens_details": {"thinking_tokens": 2},

@@ -18,7 +18,7 @@ from tests.gateway.support.outputs import cut_outputs
 from tests.support.tables import each_row
 
 Json = dict[str, Any]
-USAGE = ResponseUsage(prompt=10, cached=4, output=7, reasoning=2)
+USAGE = ResponseUsage(prompt=10, cached=4, written=5, output=7, reasoning=2)
 SHOWN = {"tools": [], "text": {"format": {"type": "text"}}}
 
 
@@ -161,7 +161,7 @@ def test_a_failure_before_anything_else_has_the_first_events_too() -> None:
 def test_usage_is_that_of_the_engine() -> None:
     assert write([ContentDelta("Yes")])[-1]["response"]["usage"] == {
         "input_tokens": 10,
-        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 5},
         "output_tokens": 7,
         "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 17,

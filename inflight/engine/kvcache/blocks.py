@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, SupportsIndex
 
 from inflight.engine.kvcache.prefix_tree import Node
@@ -105,6 +105,8 @@ class BlockTable:
     """Blocks that are reserved for this sequence and that it has not taken yet."""
     new_blocks: int = 0
     """Blocks that were allocated for it."""
+    entered: list[range] = field(default_factory=list)
+    """The tokens of each of its blocks that the prefix index did not have before."""
     indexed: int = 0
     """How many of ``blocks`` are in the prefix index."""
     node: Node | None = None

@@ -145,7 +145,7 @@ class KvCacheManager:
             self._acquire(block)
         whole, begun = divmod(table.num_computed, self.block_size)
         table.shared_tail = whole if begun else None
-        return replace(table, blocks=Blocks(table.blocks), reserved=0, new_blocks=0)
+        return replace(table, blocks=Blocks(table.blocks), reserved=0, new_blocks=0, entered=[])
 
     def reserve(self, table: BlockTable, blocks: int) -> None:
         """Set a sequence's reservation to ``blocks``, or to as many as there are.
@@ -270,6 +270,7 @@ class KvCacheManager:
         block, node = table.blocks[position], self._tree.child(parent, content)
         if node is None:
             node = self._tree.add(parent, content, block)
+            table.entered.append(range(position * self.block_size, (position + 1) * self.block_size))
         else:
             node.uses += 1
             if self.offloaded.has(node):

@@ -121,7 +121,9 @@ class _Answer:
                 self._thinking.add(delta)
                 if not begun:
                     begun = True
-                    for one in self._writer.begin(replace(self._usage(delta), output=0, thinking=0)):
+                    usage = self._usage(delta)
+                    usage = replace(usage, written=usage.written or 0, output=0, thinking=0)
+                    for one in self._writer.begin(usage):
                         yield one
                 for output in delta.events:
                     for one in self._writer.add(output):
@@ -142,4 +144,10 @@ class _Answer:
 
     def _usage(self, delta: ChoiceDelta) -> MessageUsage:
         usage = delta.usage
-        return MessageUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, self._thinking.count)
+        return MessageUsage(
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.written_tokens,
+            usage.completion_tokens,
+            self._thinking.count,
+        )

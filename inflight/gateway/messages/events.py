@@ -25,14 +25,16 @@ class MessageUsage:
 
     prompt: int
     cached: int
+    written: int | None
+    """None: not known."""
     output: int
     thinking: int
 
     def as_json(self) -> Json:
-        """Return the counts as a message has them: the prompt's in two parts, and those read from the cache apart."""
+        """Return the counts as a message has them: the prompt's in three parts, which add up to it."""
         return {
-            "input_tokens": self.prompt - self.cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": self.prompt - self.cached - (self.written or 0),
+            "cache_creation_input_tokens": self.written,
             "cache_read_input_tokens": self.cached,
             "output_tokens": self.output,
             "output_tokens_details": {"thinking_tokens": self.thinking},

@@ -117,7 +117,11 @@ class _Answer:
         if delta.finish_reason:
             usage = delta.usage
             counts = ResponseUsage(
-                usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, self._reasoning.count
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.written_tokens,
+                usage.completion_tokens,
+                self._reasoning.count,
             )
             events += self._writer.finish(cut=delta.finish_reason == "length", usage=counts)
         return events

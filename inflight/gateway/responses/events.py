@@ -41,14 +41,16 @@ class ResponseUsage:
 
     prompt: int
     cached: int
+    written: int | None
+    """None: not known."""
     output: int
     reasoning: int
 
     def as_json(self) -> Json:
-        """Return the counts as a response has them. Nothing is billed for writing to a cache."""
+        """Return the counts as a response has them."""
         return {
             "input_tokens": self.prompt,
-            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": self.written or 0},
             "output_tokens": self.output,
             "output_tokens_details": {"reasoning_tokens": self.reasoning},
             "total_tokens": self.prompt + self.output,

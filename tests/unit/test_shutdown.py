@@ -70,7 +70,7 @@ def test_a_server_whose_stages_have_ended_is_not_waited_for(
 ) -> None:
     """Nothing is lost, so nobody is warned."""
     monkeypatch.setattr(shutdown, "LOOK_S", 0.1)
-    caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", "inflight.serve.shutdown")
     server = _start(sys.executable, "-c", KEEPS_A_REQUEST)
     _first_line(server)
     assert end_server(server, NOWHERE, None, 60) == -signal.SIGKILL

@@ -1,7 +1,7 @@
-"""Which statement counts where a checkpoint says one thing in two places, and how a start tells of the other.
+"""The table of what a checkpoint says in several places, and the line by which a start tells what does not count.
 
-Whoever reads a checkpoint settles such a fact by its row here, and calls ``overruled`` where the losing place says
-something else. The rules are those of ``transformers`` 5; where a row differs, it says why.
+Readers of checkpoints settle each fact as its row says, and call ``overruled`` where the losing place says something
+else; a test builds a checkpoint for each row. The rules are those of ``transformers`` 5; where one differs, it says why.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ FACTS: dict[str, Fact] = {
     ),
     "end ids": Fact(
         (f"`eos_token_id` of {_GENERATION}", f"`eos_token_id` of {_CONFIG}", "`eos_token` of the tokenizer's files"),
-        "All of them end an answer; of the later places, only tokens that the tokenizer calls special.",
+        "All of them end an answer; of the later places, only tokens that the tokenizer calls special. So do special "
+        "tokens whose names say so (`<|im_end|>`, `<|eot_id|>`, …), as llama.cpp has it.",
         "Here Inflight differs from transformers, which takes the first place alone: fine-tunes for chat often change "
-        "one file of three, and then run on past the end of an answer.",
+        "one file of three, and then run on past the end of an answer. A GGUF file of the model ends alike.",
     ),
     "padding": Fact(
         (f"`pad_token_id` of {_GENERATION}", f"`pad_token_id` of {_CONFIG}", "`pad_token` of the tokenizer's files"),

@@ -11,9 +11,9 @@ _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<|return|>", "<|call|>",
     "<end_of_turn>",
 )  # fmt: skip
-"""Of published models."""
+"""Names in the vocabularies of published models."""
 _HARMONY = {"<|return|>", "<|call|>"}
-"""Where both are there, ``<|end|>`` ends a message within an answer."""
+"""Tokens beside which ``<|end|>`` ends a message within an answer, and not the answer."""
 
 
 def turn_ends(special: Mapping[str, int]) -> set[int]:

@@ -14,7 +14,7 @@ such thing one place wins. Where another one says something else, the start tell
 
     end ids: what generation_config.json says counts; config.json says [300], which does not (docs/checkpoints.md)
 
-`inflight serve` shows these lines beneath `ready`, and the logs have them as warnings. To follow the other place,
+`inflight serve` shows these lines above `ready`, and the logs have them as warnings. To follow the other place,
 change the file that wins. The rules are those of transformers 5; the last column says where and why one differs.
 
 A checkpoint that contradicts itself in its sizes (heads, layers, rows of a tensor) is refused, with the names of both.

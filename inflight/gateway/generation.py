@@ -128,6 +128,8 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
                         await asyncio.sleep(0)  # others have their turn in between
                     if not choice.stopped:
                         yield choice.push(part, partial(_usage, job.request.prompt, choices), scores)
+                if sample and choice.stopped:
+                    sample.end(one.index)
             waiting.clear()
             if all(choice.stopped for choice in choices):
                 return
@@ -220,7 +222,8 @@ class _Choice:
         reason = delta.finish_reason
         self._taken += len(delta.tokens)
         if self._stops is not None:
-            events = self._stops.take(events, ends)
+            may_stop = self._taken >= self._job.request.min_tokens
+            events = self._stops.take(events, ends=ends, may_stop=may_stop)
             if self._stops.found is not None:
                 ends, reason, stop, self.output_tokens = True, "stop", self._stops.found, self._taken
         self._called = self._called or any(isinstance(event, CallStart) for event in events)

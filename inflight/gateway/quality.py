@@ -63,6 +63,7 @@ class Sample:
     """Takes what has ended."""
     _tokens: dict[int, array[int]] = field(default_factory=dict)
     _log_probs: dict[int, array[float]] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
 
     def take(self, delta: EngineDelta) -> None:
         """Take what has come of one sequence."""
@@ -70,8 +71,15 @@ class Sample:
         log_probs = self._log_probs.setdefault(delta.index, array("d"))
         tokens.extend(delta.tokens)
         log_probs.extend(delta.log_probs)
-        if delta.finish_reason is not None and tokens:
+        if delta.finish_reason is not None:
+            self.end(delta.index)
+
+    def end(self, index: int) -> None:
+        """Have the answer of a sequence scored, which has ended; what the engine sends of it later is left out."""
+        tokens, log_probs = self._tokens.pop(index, None), self._log_probs.pop(index, None)
+        if tokens and log_probs and index not in self._ended:
             self.add(ServedAnswer(array("i", self.request.prompt), tokens, log_probs, mode_of(self.request)))
+        self._ended.add(index)
 
 
 class QualityMonitor:

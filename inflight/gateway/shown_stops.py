@@ -29,22 +29,31 @@ class ShownStops:
         shown = len(self.found) if self.found and self._show else 0
         return self._matcher.length - self._matcher.settled - shown
 
-    def take(self, events: Iterable[OutputEvent], ends: bool) -> list[OutputEvent]:
-        """Return what is shown of the next events; ``ends``: these are the last."""
+    def take(self, events: Iterable[OutputEvent], *, ends: bool, may_stop: bool = True) -> list[OutputEvent]:
+        """Return what is shown of the next events.
+
+        Args:
+            events: what the next tokens say.
+            ends: whether these are the last.
+            may_stop: whether the choice may end by now (``min_tokens``); else their text is shown without a search.
+        """
         shown = list[OutputEvent]()
         for event in events:
             if self.found is not None:
                 return shown
             if isinstance(event, ContentDelta):
-                shown += self._read(event.text)
+                shown += self._read(event.text, may_stop)
             else:  # what stands between two texts parts them: no string goes across
                 shown += [*self._rest(), event]
         return shown + (self._rest() if ends and self.found is None else [])
 
-    def _read(self, text: str) -> list[OutputEvent]:
+    def _read(self, new: str, may_stop: bool) -> list[OutputEvent]:
         before = self._matcher.length - len(self._held)
-        text = self._held + text
-        self._matcher.push(text[len(self._held) :])
+        text = self._held + new
+        if may_stop:
+            self._matcher.push(new)
+        else:
+            self._matcher.skip(new)
         count = self._matcher.settled - before
         ready, self._held = text[:count], text[count:]
         if self._matcher.match_start is not None:

@@ -55,11 +55,11 @@ _OF_A_START = [
 
 
 _STAGE_LINE = re.compile(r"[-\d]+ [\d:,]+ (?P<level>[A-Z]+) inflight[\w.]*: (?P<message>.*)")
-"""What a stage logs as text, at the beginning of a line."""
+"""Matches a line of text that a stage has logged."""
 
 
 class StageLine(NamedTuple):
-    """What a stage has logged."""
+    """A line that a stage has logged."""
 
     level: str
     """``INFO``, ``WARNING`` or another name of Python's levels."""

@@ -90,6 +90,11 @@ class ChatTemplate:
         """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
         return name in self._fields or (self._with_tools is not None and self._with_tools.reads(name))
 
+    @property
+    def knows_no_tools(self) -> bool:
+        """Whether the template shows neither tools nor calls, so that ``generic_tools`` does."""
+        return self._with_tools is None and "tools" in self._unused and "tool_calls" not in self._fields
+
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """Return the prompt for ``messages``; ``options`` are the template's own variables.
 
@@ -100,11 +105,12 @@ class ChatTemplate:
         """
         options = dict(options or {})
         self._check_roles(messages)
-        if options.get("tools") and self._with_tools is not None:
+        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        if self._with_tools is not None and (options.get("tools") or has_calls):
             return self._with_tools.render(messages, options)
-        if "tools" in self._unused and not self.reads("tool_calls"):
+        if self.knows_no_tools:
             tools = options.pop("tools", None) or ()
-            if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+            if tools or has_calls:
                 messages = with_generic_tools(messages, tools, self._takes("system", "user"))
         for name in options:
             if name in self._unused and options[name]:
@@ -153,7 +159,7 @@ class ChatTemplate:
             return dialect
         if self._shows(both, apart := dialect._replace(beside_text="apart"), _CALLED, _SAID):
             return apart
-        return dialect if self._shows(both, dialect, _CALLED) else dialect._replace(beside_text="refused")
+        return dialect if self._shows(both, dialect, _CALLED) else dialect._replace(beside_text="lost")
 
     def _shows(self, messages: list[Message], dialect: _Dialect, *texts: str) -> bool:
         """Return whether a prompt for messages in a dialect has all of these texts."""
@@ -168,9 +174,14 @@ class ChatTemplate:
             messages = [
                 {**message, "role": "system"} if message.get("role") == "developer" else message for message in messages
             ]
-        if any(message.get("tool_calls") for message in messages):
-            messages = _in_dialect(messages, self._dialect)
-        return messages
+        calling = [message for message in messages if message.get("tool_calls")]
+        if self._dialect_loses(calling):
+            return with_generic_tools(messages, (), self._takes("system", "user"))
+        return _in_dialect(messages, self._dialect) if calling else messages
+
+    def _dialect_loses(self, calling: list[Message]) -> bool:
+        """Return whether the template would drop the calls of a message: of one that also has text."""
+        return any(message["content"] for message in calling) and self._dialect.beside_text == "lost"
 
     def _render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
@@ -203,9 +214,9 @@ class _Dialect(NamedTuple):
     arguments_as_text: bool
     content: str | None
     """Where the message has none."""
-    beside_text: Literal["together", "apart", "refused"] = "together"
+    beside_text: Literal["together", "apart", "lost"] = "together"
     """How a message with text and calls is shown: as it is; as two messages, where the template drops one of the two;
-    or not at all, where it drops the calls even so. A template that drops the text alone is taken as it is."""
+    or as text, where it drops the calls even so. A template that drops the text alone is taken as it is."""
 
 
 _DIALECTS = [_Dialect(False, None), _Dialect(False, ""), _Dialect(True, None), _Dialect(True, "")]
@@ -228,8 +239,6 @@ def _in_dialect(messages: list[Message], dialect: _Dialect) -> list[Message]:
             made.append(message)
             continue
         said = message["content"] or None  # "" is no text: some templates take any string for one, and drop the calls
-        if said is not None and dialect.beside_text == "refused":
-            raise InvalidRequest("messages: the chat template drops the calls of a message that also has text")
         if said is not None and dialect.beside_text == "apart":
             made.append({name: value for name, value in message.items() if name != "tool_calls"})
             said = None

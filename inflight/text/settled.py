@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 _INT32 = 2**31
 _NO_TOKEN = -1
-"""Some files number so what they have not."""
+"""The number that some files give a token which is missing."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _CUTS = {"top_p", "top_k", "min_p"}
 _UNREAD = (

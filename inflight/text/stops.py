@@ -1,5 +1,7 @@
 """Stop strings: the search for them in a stream's text, across the borders of tokens.
 
+Where a model may think, its answer's text alone is searched, by the gateway (``gateway.shown_stops``); else as follows.
+
 The engine searches, with a ``StopTextLimit`` in each sequence, because a match ends the sequence. It decodes for this,
 but sends no text, only how many characters may be shown (``text_limit``). The detokenizer stage decodes the same tokens
 and holds back the rest (``detokenizer.StreamText``). Upstream's C++ backend knows no stop strings: behind it

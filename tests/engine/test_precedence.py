@@ -156,6 +156,10 @@ def _longest(directory: Path) -> str:
 def _ends(directory: Path) -> str:
     stale = _demo(directory, config={"eos_token_id": [0, 300]}, generation_config={"eos_token_id": 0})
     assert Tokenizer.from_checkpoint(stale).config.end_ids == {0, 2}  # 2 is the tokenizer's eos_token
+    unsaid = _demo(directory / "unsaid", config={"eos_token_id": 0}, generation_config={"eos_token_id": None})
+    for name in ("tokenizer_config", "special_tokens_map"):
+        (unsaid / f"{name}.json").unlink(missing_ok=True)
+    assert Tokenizer.from_checkpoint(unsaid).config.end_ids == {0, 2}  # by its name, <|im_end|>
     return "300"  # an ordinary token
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from inflight.errors import InvalidRequest
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
-from inflight.gateway.quality import QualityMonitor, mode_of
+from inflight.gateway.quality import QualityMonitor, Sample, ServedAnswer, mode_of
 from inflight.sampling import Guide
 from inflight.settings.gateway_quality import GatewayQualitySettings
 from tests.gateway.support.answers import CHAT, COMPLETIONS, MODEL, ask, chunks, joined, without_names
@@ -210,3 +210,19 @@ def test_the_mode_says_what_tokens_are_drawn_from(fields: dict[str, Any], mode: 
 def test_a_share_needs_a_reference_by_its_address(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="reference"):
         GatewayQualitySettings(**wrong)
+
+
+def test_an_answer_that_the_gateway_ends_is_scored_once() -> None:
+    taken = list[ServedAnswer]()
+    sample = Sample(GenerateRequest(prompt=[5], max_tokens=9), taken.append)
+    sample.take(_engine_delta([1, 2]))
+    sample.end(0)
+    sample.take(_engine_delta([3], "stop"))
+    assert [list(one.tokens) for one in taken] == [[1, 2]]
+
+
+def _engine_delta(tokens: list[int], finish_reason: str | None = None) -> EngineDelta:
+    return EngineDelta(
+        index=0, tokens=tokens, log_probs=[-1.0] * len(tokens), top_log_probs=[], text_limit=None,
+        finish_reason=finish_reason, output_tokens=0, cached_tokens=0, outputs={},
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inflight.gateway.shown_stops import ShownStops
 from inflight.text.output.events import CallStart, ContentDelta, OutputEvent, ReasoningDelta
-from tests.gateway.support.answers import chunks
+from tests.gateway.support.answers import ask, chunks
 from tests.gateway.support.gateways import Beside
 
 ASKED: dict[str, Any] = {"temperature": 0, "chat_template_kwargs": {"enable_thinking": True}}
@@ -49,6 +49,24 @@ def test_the_first_match_ends_a_text_however_it_is_cut(parts: list[str], stops: 
     assert stop.startswith(search.found)
     assert shown == text[:start] + (search.found if show else "")
     assert text[: start + len(search.found)] == shown + ("" if show else search.found)
+
+
+def test_before_min_tokens_nothing_stops() -> None:
+    search = ShownStops(["."], show=False)
+    assert _text(search.take([ContentDelta("Hi. ")], ends=False, may_stop=False)) == "Hi. "
+    assert (_text(search.take([ContentDelta("So. ")], ends=False)), search.found) == ("So", ".")
+
+
+def test_min_tokens_hold_where_a_model_thinks(gateway: Beside) -> None:
+    with gateway.client() as client:
+        body = ASKED | {"messages": QUESTION, "max_tokens": 200, "stop": ["e"], "n": 2, "seed": 1, "temperature": 0.1}
+        answers = [ask(client, "/v1/chat/completions", **body, min_tokens=least) for least in (1, 60)]
+    for least, answer in zip((1, 60), answers, strict=True):
+        for choice in answer["choices"]:
+            assert choice["message"]["reasoning"]
+            assert choice["finish_reason"] in ("stop", "length")
+        assert answer["usage"]["completion_tokens"] >= 2 * least
+    assert max(len(choice["message"]["content"]) for choice in answers[0]["choices"]) < 20
 
 
 def test_a_call_between_two_texts_parts_them() -> None:

@@ -185,7 +185,7 @@ def test_a_call_beside_any_content_is_shown_and_so_is_the_content(template: str,
     assert prompt == ChatTemplate(template, {}).render(messages), "the messages are not changed"
 
 
-def test_text_beside_calls_is_refused_where_the_template_would_drop_the_calls() -> None:
+def test_calls_beside_text_become_text_where_the_template_would_drop_them() -> None:
     alternating = DEEPSEEK.replace(
         "{%- for m in messages %}",
         """{%- for m in messages %}{% if loop.previtem and
@@ -194,8 +194,8 @@ def test_text_beside_calls_is_refused_where_the_template_would_drop_the_calls() 
     template = ChatTemplate(alternating, {})
     call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert '"a": "é"' in template.render(parse_messages(json.dumps([call])))
-    with pytest.raises(InvalidRequest, match="the chat template drops the calls of a message that also has text"):
-        template.render(parse_messages(json.dumps([call | {"content": "Let me look."}])))
+    prompt = template.render(parse_messages(json.dumps([call | {"content": "Let me look."}])))
+    assert 'Let me look.\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>' in prompt
 
 
 def test_a_template_for_tools_is_taken_where_tools_are_given() -> None:

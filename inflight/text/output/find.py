@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inflight.errors import DeploymentError, nearest
+from inflight.text.chat import chat_template_of
 from inflight.text.output.families import (
     DeepSeekFormat,
     GenericFormat,
@@ -76,7 +77,8 @@ def _by_template(tokenizer: Tokenizer) -> ChatFormat:
     for sign, make in _SIGNS:
         if sign in template:
             return make(tokenizer)
-    if template and "tool" not in template:  # ``generic_tools`` shows them to the model
+    chat = chat_template_of(tokenizer.config)
+    if chat is not None and chat.knows_no_tools:
         return GenericFormat(tokenizer)
     thinks = "</think>" in template or (template and tokenizer.token_id("</think>") is not None)
     return ThinkFormat(tokenizer) if thinks else ChatFormat(tokenizer)

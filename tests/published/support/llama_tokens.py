@@ -1,6 +1,6 @@
 """Run in llama.cpp's environment: prints what its tokenizer makes of the texts of a JSON file, as JSON.
 
-    python llama_tokens.py MODEL.gguf TEXTS.json
+python llama_tokens.py MODEL.gguf TEXTS.json
 """
 
 from __future__ import annotations

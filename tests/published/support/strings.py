@@ -53,7 +53,7 @@ _CODE = [
     "fn main() -> Result<(), Box<dyn Error>> { let x = &mut y?; Ok(()) }",
     "SELECT * FROM t WHERE a >= 1 AND b != 'x''y' -- end",
     '{"a": [1, 2.5e-3, null], "b\\n": "\\u00e9"}',
-    "<div class=\"a\"><!-- c --><br/>&nbsp;&#39;</div>",
+    '<div class="a"><!-- c --><br/>&nbsp;&#39;</div>',
     "if [[ $x =~ ^[0-9]+$ ]]; then echo \"$((x+1))\" | sed 's/a/b/g'; fi",
     "\\begin{equation}\\int_0^\\infty e^{-x^2}\\,dx\\end{equation}",
     "main :: IO ()\nmain = mapM_ print $ filter (>3) [1..]",

@@ -46,6 +46,7 @@ for _command in (
     server_commands.soak_crashes,
     server_commands.hostile,
     server_commands.attacks,
+    server_commands.beside,
     suite,
 ):
     bench.command()(_command)

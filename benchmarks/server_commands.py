@@ -47,7 +47,7 @@ _HOSTILE_PAGE = Page(
     "from a seed, to a server on the same machine, beside neighbours whose answers have to stay right. Written by "
     '`make bench ARGS="attacks --output docs/results/hostile"`, and with `hostile` in place of `attacks`. What is not '
     "defended is in SECURITY.md.",
-    ("attacks", "hostile", "failures", "hostile-door", "failures-door"),
+    ("attacks", "beside", "hostile", "failures", "hostile-door", "failures-door"),
 )
 
 
@@ -300,3 +300,15 @@ def attacks(
     with one_line_errors(console):
         if found := flaws(list(result.rows)):
             raise EngineFailure("; ".join(found))
+
+
+def beside(
+    seconds: Annotated[float, typer.Option(min=1, help="Time beside each kind of clients.")] = 15,
+    output: Output = None,
+) -> None:
+    """Measure what a neighbour's stream feels of clients who send what is much work."""
+    with one_line_errors(console):
+        from benchmarks.hostile.beside import beside as measure
+
+        result = measure(seconds, console.print)
+    report_results(lambda: [result], command_line("beside", f"--seconds {seconds:g}"), output, _HOSTILE_PAGE)

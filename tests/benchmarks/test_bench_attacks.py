@@ -13,6 +13,7 @@ import pytest
 from benchmarks.hostile import http2
 from benchmarks.hostile.attack_table import flaws
 from benchmarks.hostile.attacks import ATTACKS
+from benchmarks.hostile.beside import WORKS, finding
 from benchmarks.server_soak.crash_report import faults, results
 from benchmarks.server_soak.crashes import Crash, Crashed
 from benchmarks.server_soak.processes import GATEWAY, SERVER, Held, Sample
@@ -132,3 +133,18 @@ def test_what_is_lost_or_left_is_a_fault() -> None:
         "`inflight serve` took 40.0 s to stop, with code 1",
         "tokenizer was left behind",
     ]
+
+
+def test_what_neighbours_feel_is_compared_with_the_quiet_run() -> None:
+    quiet = {"beside": "nobody", "p50_ms": 1.0, "longest_ms": 20.0}
+    calm, loud = quiet | {"beside": "prompts", "longest_ms": 29.0}, quiet | {"beside": "grammars", "p50_ms": 90.0}
+    assert "without them nowhere" in finding([quiet, calm])
+    assert "without them: grammars (median: 90.0 times)." in finding([quiet, calm, loud])
+
+
+def test_the_bodies_of_neighbours_are_json_of_their_sizes() -> None:
+    for work in WORKS:
+        body = work.body("demo", 7)
+        assert json.loads(body)["model"] == "demo"
+        assert ("MB" in work.name) == (len(body) > 4_000_000)
+        assert ("15 MB" in work.name) == (len(body) > 14_000_000)

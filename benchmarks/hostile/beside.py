@@ -1,0 +1,178 @@
+"""What a neighbour's stream feels of clients who send what is much work: its gaps with them and without, in one run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from benchmarks.hostile.pair import serving
+from benchmarks.result import Result, Row
+from inflight.client.transport import Address
+from inflight.errors import EngineFailure
+
+_AMBIGUOUS = 'root ::= root root | "a" | "b%d"'
+_PROMPT_BYTES, _BODY_BYTES, _VALUES = 4_100_000, 15_000_000, 2_200_000
+_PATIENCE_S = 120.0
+_TOKENS = 60
+_CHAT = [{"role": "user", "content": "What is a paged KV cache?"}]
+MOST = 1.5
+"""How much longer a neighbour's gaps may be beside them than without them."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each of so many clients sends again and again."""
+
+    name: str
+    clients: int
+    body: Callable[[str, int], bytes]
+    """Makes a body, given the model's name and the number of the client."""
+
+
+def _chat(model: str, **fields: object) -> bytes:
+    return json.dumps({"model": model, "messages": _CHAT, "max_tokens": 300, "temperature": 0, **fields}).encode()
+
+
+def _escaped_values(model: str, _: int) -> bytes:
+    values = "1" + "\\u002c1" * _VALUES
+    return _chat(model, guided_json="MARK").replace(b"MARK", f'{{\\"enum\\":[{values}]}}'.encode())
+
+
+WORKS = (
+    Work("30 ambiguous grammars", 30, lambda model, number: _chat(model, ebnf=_AMBIGUOUS % number)),
+    Work("50 ambiguous grammars", 50, lambda model, number: _chat(model, ebnf=_AMBIGUOUS % number)),
+    Work(
+        "prompts of 4 MB", 2, lambda model, _: _chat(model, messages=[{"role": "user", "content": "a" * _PROMPT_BYTES}])
+    ),
+    Work("bodies of 15 MB, one string", 2, lambda model, _: _chat(model, guided_json="a" * _BODY_BYTES)),
+    Work("bodies of 15 MB, 2.2 million values", 2, _escaped_values),
+)
+
+
+@dataclass
+class _Felt:
+    """What a neighbour has felt."""
+
+    gaps_ms: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+
+
+def _stream(gateway: Address, model: str, felt: _Felt) -> None:
+    """Take one stream, and note the time to its first event and between two events."""
+    connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=_PATIENCE_S)
+    try:
+        last = began = time.monotonic()
+        body = _chat(model, stream=True, max_tokens=_TOKENS, ignore_eos=True)
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise EngineFailure(f"a neighbour got {response.status}: {response.read()[:300]!r}")
+        for line in response:
+            if line.startswith(b"data: "):
+                now = time.monotonic()
+                (felt.first_ms if last == began else felt.gaps_ms).append((now - last) * 1e3)
+                last = now
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _clients(gateway: Address, model: str, work: Work, answers: Counter[int]) -> Iterator[None]:
+    """Have the clients of ``work`` send; those that wait at the end are left."""
+    ends = threading.Event()
+
+    def send(number: int) -> None:
+        body = work.body(model, number)
+        while not ends.is_set():
+            connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=_PATIENCE_S)
+            try:
+                connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+                connections.add(connection)
+                response = connection.getresponse()
+                response.read()
+                answers[response.status] += 1
+            except OSError:
+                answers[0] += not ends.is_set()
+            finally:
+                connections.discard(connection)
+                connection.close()
+
+    connections: set[http.client.HTTPConnection] = set()
+    threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(work.clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        for one in list(connections):
+            if one.sock is not None:
+                one.sock.close()
+
+
+def _feel(gateway: Address, model: str, seconds: float) -> _Felt:
+    felt, until = _Felt(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        _stream(gateway, model, felt)
+    return felt
+
+
+def beside(seconds: float, say: Callable[[str], object]) -> Result:
+    """Measure a neighbour for ``seconds`` without the others, and then beside each kind of them.
+
+    Raises:
+        EngineFailure: the server does not serve.
+    """
+    rows: list[Row] = []
+    with serving(door=False) as serve:
+        gateway, model = serve.front.places.gateway, serve.front.model
+        assert gateway is not None, "the pair has a gateway"
+        _feel(gateway, model, seconds / 4)
+        for work in (None, *WORKS):
+            answers = Counter[int]()
+            if work is None:
+                felt = _feel(gateway, model, seconds)
+            else:
+                with _clients(gateway, model, work, answers):
+                    felt = _feel(gateway, model, seconds)
+                serve.wait_until_served()
+            rows.append(_row("nobody" if work is None else work.name, felt, answers))
+            say(str(rows[-1]))
+    return Result("beside", "What a neighbour feels", finding(rows), rows)
+
+
+def _row(name: str, felt: _Felt, answers: Counter[int]) -> Row:
+    gaps = sorted(felt.gaps_ms) or [0.0]
+    return {
+        "beside": name,
+        "gap_ms": round(statistics.fmean(gaps), 2),
+        "p50_ms": round(gaps[len(gaps) // 2], 2),
+        "p99_ms": round(gaps[len(gaps) * 99 // 100], 1),
+        "longest_ms": round(gaps[-1], 1),
+        "first_token_ms": round(max(felt.first_ms, default=0.0), 1),
+        "answers": ", ".join(f"{count} x {status}" for status, count in sorted(answers.items())),
+    }
+
+
+def finding(rows: list[Row]) -> str:
+    """Return what the rows show."""
+    quiet, *others = rows
+    longer = [
+        f"{row['beside']} ({name}: {float(row[key]) / max(0.01, float(quiet[key])):.1f} times)"
+        for row in others
+        for key, name in (("p50_ms", "median"), ("longest_ms", "longest gap"))
+        if float(row[key]) > MOST * float(quiet[key])
+    ]
+    told = f"more than {MOST:g} times as long as without them" + (": " + "; ".join(longer) if longer else " nowhere")
+    return (
+        "Streams of the demo over OpenAI's API, one after the other, beside clients who send the same again and again. "
+        f"Their gaps are {told}. All columns are of the streams, but for the answers that the others got; first token "
+        "is the longest time to one."
+    )

@@ -88,8 +88,7 @@ def _clients(gateway: Address, model: str, work: Work, answers: Counter[int]) ->
     """Have the clients of ``work`` send; those that wait at the end are left."""
     ends = threading.Event()
 
-    def send(number: int) -> None:
-        body = work.body(model, number)
+    def send(body: bytes) -> None:
         while not ends.is_set():
             connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=_PATIENCE_S)
             try:
@@ -105,7 +104,8 @@ def _clients(gateway: Address, model: str, work: Work, answers: Counter[int]) ->
                 connection.close()
 
     connections: set[http.client.HTTPConnection] = set()
-    threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(work.clients)]
+    bodies = [work.body(model, number) for number in range(work.clients)]  # it would hold the neighbour's thread up
+    threads = [threading.Thread(target=send, args=(body,), daemon=True) for body in bodies]
     for thread in threads:
         thread.start()
     try:

@@ -9,6 +9,7 @@ for that. Work whose client leaves while it waits is forgotten, with all the mem
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import threading
 import time
@@ -22,6 +23,8 @@ LARGE = 16 << 10
 """Bytes of a body, or pieces of an answer, from which on the work takes milliseconds."""
 HUGE = 128 << 10
 """Bytes or pieces from which on work may take seconds."""
+TRIM_S = 5.0
+"""Seconds from the end of such work until its memory is given back."""
 _HEAD_START_S = 1 / (1 << 20)
 """Seconds that smaller work may come later and still be first, for each byte or piece that it has less."""
 _ELEMENTS_AT_ONCE = 64
@@ -48,6 +51,35 @@ class _Task:
             self.result.set_result(self.work())
         except BaseException as error:
             self.result.set_exception(error)
+
+
+class Memory:
+    """Gives the system back what large work has used, once its answers have left: the C library would keep it."""
+
+    def __init__(self, trim: Callable[[int], object] | None) -> None:
+        """``trim`` is the C library's ``malloc_trim``; None: it has none."""
+        self._trim = trim
+        self._lock = threading.Lock()
+        self._is_due = False
+
+    def give_back_soon(self) -> None:
+        """Do so after ``TRIM_S``, unless that is due already."""
+        with self._lock:
+            if self._trim is None or self._is_due:
+                return
+            self._is_due = True
+        timer = threading.Timer(TRIM_S, self._give_back)
+        timer.daemon = True
+        timer.start()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self._is_due = False
+        if self._trim is not None:
+            self._trim(0)
+
+
+_MEMORY = Memory(getattr(ctypes.CDLL(None), "malloc_trim", None))
 
 
 class _Queue:
@@ -86,6 +118,7 @@ class _Queue:
         if task.huge:
             with self._lock:
                 self._huge_runs = False
+            _MEMORY.give_back_soon()
             _THREADS.submit(self._run_next)
 
 

@@ -110,3 +110,20 @@ def test_what_takes_longest_leaves_a_thread_to_others() -> None:
 
     asyncio.run(check())
     assert done == ["small"] * 3 + ["huge"] * 3
+
+
+def test_what_large_work_has_used_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "TRIM_S", 0.01)
+    given, may_end = threading.Semaphore(0), threading.Event()
+
+    def trim(pad: int) -> None:
+        assert may_end.wait(PATIENCE_S)
+        given.release()
+
+    memory = workers.Memory(trim)
+    memory.give_back_soon()
+    may_end.set()
+    assert given.acquire(timeout=PATIENCE_S)
+    memory.give_back_soon()
+    assert given.acquire(timeout=PATIENCE_S), "after each time"
+    workers.Memory(None).give_back_soon()

@@ -69,19 +69,20 @@ _CODE = [
     "!!! ??? ... --- *** ### ~~~ ``` === <<<>>> ::: ;;; ,,, ((([[[{{{",
 ]
 _SPACES = [
-    "", " ", "  ", "   ", "\n", "\n\n", "\n\n\n", "\t", "\t\t", "\r\n", "\r", " \n", "\n ", " \n \n ", "\t \t", "a ", " a",
-    "  a", "a  b", "a   b", "a\nb", "a\n\nb", "a \n b", "a\t\tb", "a\r\nb\r\n", "    indented", "\n    indented\n",
-    "trailing   ", "\u00a0a\u00a0b", "a\u2003b\u3000c", "zero\u200bwidth\u200djoin", "\ufeffmark", "a\u2028b\u2029c", "\v\f",
-    " " * 17, "\n" * 9, "\t" * 5, "a" + " " * 40 + "b", "▁", "▁a▁b", " ▁ ", "Ġ Ċ ĉ",
+    "", " ", "  ", "   ", "\n", "\n\n", "\n\n\n", "\t", "\t\t", "\r\n", "\r", " \n", "\n ", " \n \n ", "\t \t", "a ",
+    " a", "  a", "a  b", "a   b", "a\nb", "a\n\nb", "a \n b", "a\t\tb", "a\r\nb\r\n", "    indented",
+    "\n    indented\n", "trailing   ", "\u00a0a\u00a0b", "a\u2003b\u3000c", "zero\u200bwidth\u200djoin", "\ufeffmark",
+    "a\u2028b\u2029c", "\v\f", " " * 17, "\n" * 9, "\t" * 5, "a" + " " * 40 + "b", "▁", "▁a▁b", " ▁ ", "Ġ Ċ ĉ",
 ]  # fmt: skip
 _TOKENS = [
     "<|im_start|>", "<|im_end|>", "<|im_start|>user\nHi<|im_end|>\n", " <|im_end|> ", "<|im_end|", "<|endoftext|>",
-    "<| im_end |>", "<<|im_end|>>", "<bos>", "<eos>", "<s>", "</s>", "<unk>", "<pad>", "<start_of_turn>user\nHi<end_of_turn>",
-    "<start_of_turn", "<0x0A>", "<0xE4>", "<0x00", "[INST] a [/INST]", "<<SYS>>", "<|eot_id|>", "<|begin_of_text|>",
-    "<|start_header_id|>a<|end_header_id|>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<|channel|>final<|message|>", "<|",
-    "|>", "<think>\n</think>", "<tool_call>\n{}</tool_call>", "<unused0>", "<unused99>a", "<image>", "<start_of_image>",
-    "<repo_name>a", "<file_sep>", "<reponame>", "<jupyter_start>", "<fim_prefix>a<fim_suffix>", "<mask>", "<h1>", "</h1>",
-    "<table>", "[multimodal]", "[@BOS@]", "<filename>", "<gh_stars>", "<issue_start>", "<|END_OF_TURN_TOKEN|>",
+    "<| im_end |>", "<<|im_end|>>", "<bos>", "<eos>", "<s>", "</s>", "<unk>", "<pad>",
+    "<start_of_turn>user\nHi<end_of_turn>", "<start_of_turn", "<0x0A>", "<0xE4>", "<0x00", "[INST] a [/INST]",
+    "<<SYS>>", "<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>a<|end_header_id|>", "<｜begin▁of▁sentence｜>",
+    "<｜User｜>", "<|channel|>final<|message|>", "<|", "|>", "<think>\n</think>", "<tool_call>\n{}</tool_call>",
+    "<unused0>", "<unused99>a", "<image>", "<start_of_image>", "<repo_name>a", "<file_sep>", "<reponame>",
+    "<jupyter_start>", "<fim_prefix>a<fim_suffix>", "<mask>", "<h1>", "</h1>", "<table>", "[multimodal]", "[@BOS@]",
+    "<filename>", "<gh_stars>", "<issue_start>", "<|END_OF_TURN_TOKEN|>",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from benchmarks.guided.command import guided
 from benchmarks.native.command import native
 from benchmarks.peers.command import peers
 from benchmarks.profile.command import profile
+from benchmarks.published.command import published
 from benchmarks.suite import suite
 
 bench = typer.Typer(help="Measure Inflight.", add_completion=False, pretty_exceptions_enable=False)
@@ -32,6 +33,7 @@ for _command in (
     native,
     peers,
     profile,
+    published,
     server_commands.pipeline,
     server_commands.serving_cost,
     server_commands.tokenizer,

@@ -1,7 +1,7 @@
 """The table of what a checkpoint says in several places, and the line by which a start tells what does not count.
 
 Readers of checkpoints settle each fact as its row says, and call ``overruled`` where the losing place says something
-else; a test builds a checkpoint for each row. The rules are those of ``transformers`` 5; where one differs, it says why.
+else; a test builds a checkpoint for each row. The rules are those of ``transformers`` 5. A row that differs says why.
 """
 
 from __future__ import annotations

@@ -36,6 +36,19 @@ def test_the_terminal_shows_memory_states_and_prices() -> None:
     assert "a100-80  precision fp8: a100-80 has compute capability 8.0" in text
 
 
+def test_the_mean_is_called_the_mean_and_a_p95_is_asked_for(tmp_path: Path) -> None:
+    page, asked = tmp_path / "plan.html", "say how long they are by --p95-input and --p95-output"
+    for options, lengths, ttft in (
+        ((), "1,280 tokens (mean prompt, mean answer)", "a mean prompt"),
+        (("--p95-input", "4000"), "4,256 tokens (P95 prompt, mean answer)", "a P95 prompt"),
+        (("--p95-input", "4000", "--p95-output", "900"), "4,900 tokens (P95 prompt, P95 answer)", "a P95 prompt"),
+    ):
+        text = _run(LLAMA, "--gpu", "h100", *options, "--html", str(page)).stdout
+        assert lengths in text
+        assert (asked in " ".join(text.split())) == ("mean" in lengths)
+        assert f"TTFT is that of {ttft}." in page.read_text()
+
+
 def test_a_memory_bar_has_its_width_whatever_is_in_it() -> None:
     for gpu in ("l4", "b200"):
         lines = _run(LLAMA, "--gpu", gpu).stdout.splitlines()

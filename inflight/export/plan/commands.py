@@ -61,8 +61,10 @@ def plan(
     free_windows: FreeWindows = False,
     input_tokens: Annotated[int, _load(help="Mean length of a prompt.")] = 1024,
     output_tokens: Annotated[int, _load(help="Mean length of an answer.")] = 256,
-    p95_input: Annotated[int | None, _load(help="P95 length of a prompt; by default the mean.")] = None,
-    p95_output: Annotated[int | None, _load(help="P95 length of an answer; by default the mean.")] = None,
+    p95_input: Annotated[int | None, _load(help="P95 length of a prompt; without it the plan is of the mean.")] = None,
+    p95_output: Annotated[
+        int | None, _load(help="P95 length of an answer; without it the plan is of the mean.")
+    ] = None,
     rate: Annotated[float | None, _load(help="Requests per second.")] = None,
     cache_hit_rate: Annotated[float, _load(help="Share of prompt tokens in the prefix cache.")] = 0.0,
     slo_ttft_ms: Annotated[float | None, _load(help="Time to first token, at most.")] = None,

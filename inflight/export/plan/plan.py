@@ -42,7 +42,7 @@ class PlanRequest:
     cache_hit_rate: float = 0.0
     """Share of the prompts' tokens that the prefix cache has."""
     slo_ttft_ms: float | None = None
-    """Time to first token, of a prompt of P95 length."""
+    """Time to first token, of a long prompt (``PlanRequest.tail``)."""
     slo_itl_ms: float | None = None
     """Mean time between two tokens of a stream."""
     price: float | None = None
@@ -76,13 +76,18 @@ class PlanRequest:
         require("p95_output_tokens", lambda value: value >= mean_output, f"at least the mean, {mean_output}")
 
     @property
+    def tail(self) -> tuple[str, str]:
+        """What the plan takes for long prompts and answers: "P95" or, where no P95 is given, "mean"."""
+        return "P95" if self.p95_input_tokens else "mean", "P95" if self.p95_output_tokens else "mean"
+
+    @property
     def longest_input(self) -> int:
-        """Tokens of a prompt of P95 length."""
+        """Tokens of a long prompt (``tail``)."""
         return self.p95_input_tokens or self.input_tokens
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and answer, both of P95 length."""
+        """Tokens of a long prompt and a long answer (``tail``)."""
         return self.longest_input + (self.p95_output_tokens or self.output_tokens)
 
     @property
@@ -106,7 +111,7 @@ class Point:
     tokens_per_second: float
     """The tokens that are generated."""
     ttft_ms: float
-    """The time to the first token of a prompt of P95 length."""
+    """The time to the first token of a long prompt (``PlanRequest.tail``)."""
     itl_ms: float
     """Mean time between two tokens of a stream."""
     binds: str
@@ -151,7 +156,7 @@ class Plan:
     free_gpu_memory_fraction: float
     memory: Memory
     fitting_sequences: int
-    """The number of sequences of P95 length that the KV cache holds at once."""
+    """The number of long sequences (``PlanRequest.tail``) that the KV cache holds at once."""
     unloaded: Point
     """What a request meets that is alone."""
     capacity: Point

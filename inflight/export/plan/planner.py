@@ -81,8 +81,10 @@ def make_plan(
 def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest, stored: StoredWeights | None) -> Shape:
     limit = config.max_position_embeddings
     if request.longest > limit:
+        prompt, answer = request.tail
         raise DeploymentError(
-            f"prompt and answer have {request.longest} tokens at P95; the model's longest sequence has {limit}"
+            f"a {prompt} prompt and a {answer} answer have {request.longest} tokens; the model's longest sequence has "
+            f"{limit}"
         )
     stored = stored and _as_stored(stored, config, gpu, request)
     precision = stored.precision if stored else resolve_precision(request.precision, gpu, config.dtype)
@@ -178,7 +180,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and one sequence of P95 length fit."""
+        """Whether weights and one long sequence fit."""
         return self._fitting >= 1
 
     def plan(self) -> Plan | None:

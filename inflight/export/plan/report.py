@@ -19,11 +19,12 @@ from inflight.report.table import Row, print_table
 from inflight.report.units import significant
 
 _LIMITS = {
-    "memory": "no more sequences of P95 length fit",
+    "memory": "no more sequences of that length fit",
     "slo": "a larger batch misses an objective",
     "step": "a larger batch would need more prompt tokens per step than its budget",
     "throughput": "a larger batch brings hardly more throughput",
 }
+_MEANS = "longer ones than the mean are left out of account: say how long they are by --p95-input and --p95-output"
 _PARTS = {
     "weights": (BLUE, "█"),
     "KV cache": (GREEN, "▓"),
@@ -114,16 +115,20 @@ def summary(plan: Plan) -> dict[str, str]:
     tensor, pipeline = plan.tensor_parallel_size, plan.pipeline_parallel_size
     parameters = f"{total / 1e9:.2f} B" if total >= 1e9 else f"{total / 1e6:.1f} M"
     group = f"{_count(tensor * pipeline, 'GPU')}: {tensor} tensor x {pipeline} pipeline parallel"
+    prompt, answer = request.tail
     texts = {
         "parameters": f"{parameters}, {plan.weight_bytes / 2**30:.2f} GiB in {plan.precision}",
         "one replica": "this machine" if plan.gpu.is_cpu else group,
         "KV cache": f"{plan.kv_cache}, {plan.memory.kv_bytes_per_token / 1024:.4g} KiB per token and GPU; "
         f"{plan.kv_cache_tokens:,} tokens in {plan.kv_cache_blocks:,} blocks",
-        "sequences that fit": f"{plan.fitting_sequences:,} of {request.longest:,} tokens (P95 prompt and answer)",
+        "sequences that fit": f"{plan.fitting_sequences:,} of {request.longest:,} tokens "
+        f"({prompt} prompt, {answer} answer)",
         "max_batch_size": f"{plan.max_batch_size:,}: {_LIMITS[plan.batch_limit] if plan.predicted else 'as for bf16'}",
         "max_tokens_per_step": f"{plan.max_tokens_per_step:,} tokens, prefill and decode together",
         "max_sequence_length": f"{plan.max_sequence_length:,} tokens",
     }
+    if "mean" in request.tail:
+        texts["lengths"] = _MEANS
     return texts | (_speeds(plan) if plan.predicted else {"speed": plan.speed})
 
 
@@ -227,7 +232,7 @@ def plan_page(answer: Answer) -> str:
             "Steady states of one replica under a load of the mean lengths, a point for each batch size"
             f"{', which stands beside it' if len(predicted) == 1 else ' of the tables below'}."
             f"{' A star is the rate that was asked for.' * (predicted[0].request.rate is not None)} "
-            "TTFT is that of a P95 prompt."
+            f"TTFT is that of a {predicted[0].request.tail[0]} prompt."
         )
         sections.append(Section("Throughput and latency", text, plot=_curves(predicted)))
         sections += [Section(f"Steady states: {plan.gpu.name}", table=_curve_rows(plan)) for plan in predicted]
@@ -250,10 +255,11 @@ def plan_page(answer: Answer) -> str:
 
 
 def _lead(request: PlanRequest) -> str:
-    parts = [
-        f"{request.input_tokens:,} prompt tokens and {request.output_tokens:,} answer tokens in the mean, "
-        f"{request.longest:,} together at P95"
-    ]
+    parts = [f"{request.input_tokens:,} prompt tokens and {request.output_tokens:,} answer tokens in the mean"]
+    if request.tail == ("mean", "mean"):
+        parts.append(_MEANS)
+    else:
+        parts.append("{} prompt, {} answer: {:,} tokens together".format(*request.tail, request.longest))
     if request.cache_hit_rate:
         parts.append(f"{request.cache_hit_rate:.0%} of the prompt tokens from the prefix cache")
     if request.rate is not None:

@@ -86,7 +86,7 @@ class Serving:
         return self._time(batch, ends * request.uncached_input, request.input_tokens, ends)
 
     def _ttft(self, batch: float, rate: float, step_s: float) -> float:
-        """Return the time to the first token of a P95 prompt: the rest of the running step, the prompts before it, its
+        """Return the time to the first token of a long prompt: the rest of the running step, the prompts before it, its
         own chunks.
 
         The wait for prompts before it is that of an M/M/1 queue whose service is the time that a mean prompt adds.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inflight.engine.weight_files import INDEX, SINGLE, weight_files
 from inflight.errors import DeploymentError
+from inflight.gguf.files import require_contents
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Shards:
     @staticmethod
     def _read_names(file: Path) -> list[str]:
         try:
-            file.open("rb").close()  # of a file that may not be read, the library says that there is none
+            require_contents(file)  # of a file that may not be read, the library says that there is none
             with safe_open(file, framework="pt") as shard:
                 return list(shard.keys())
         except (OSError, SafetensorError) as error:

@@ -22,7 +22,7 @@ def read_index(directory: Path) -> Mapping[str, str] | None:
         DeploymentError: the index is not what it should be.
     """
     index = directory / INDEX
-    if not index.is_file():
+    if not index.exists():
         return None
     places = read_json(index, largest=_LARGEST_INDEX).get("weight_map")
     if not isinstance(places, dict):
@@ -41,8 +41,8 @@ def weight_files(directory: Path) -> list[Path]:
     """
     places, single = read_index(directory), directory / SINGLE
     if places is None:
-        return [single] if single.is_file() else []
+        return [single] if single.exists() else []
     names = sorted(set(places.values()))
-    if single.is_file() and names != [SINGLE]:  # Shards of one copy beside the whole of another: which is meant?
+    if single.exists() and names != [SINGLE]:  # Shards of one copy beside the whole of another: which is meant?
         raise DeploymentError(f"{directory}: it has {SINGLE}, and {INDEX} that names other files")
     return [directory / name for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 from inflight.errors import DeploymentError
@@ -14,6 +15,8 @@ _OF_IMAGES = "mmproj"
 """What names of files begin with that hold projections for images, and no models."""
 LARGEST_FILE = 256 << 20
 """Bytes of a file beside weights: a tokenizer's."""
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that stands for another one, which `git clone` without Git LFS has not fetched."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -77,17 +80,31 @@ def parts_of(path: Path) -> list[Path]:
     return paths
 
 
+def require_contents(path: Path) -> None:
+    """Require a plain file that holds what it is called after: a pipe would be waited for.
+
+    Raises:
+        DeploymentError: it is no plain file, or a pointer of Git LFS.
+        OSError: it cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DeploymentError(f"{path}: is no plain file")
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise DeploymentError(f"{path}: is a Git LFS pointer; fetch the file with `git lfs pull`")
+
+
 def read_whole(path: Path, largest: int = LARGEST_FILE) -> bytes | None:
     """Return what a file holds; None: there is none.
 
     Raises:
-        DeploymentError: it cannot be read, is no plain file, or has more than ``largest`` bytes.
+        DeploymentError: it cannot be read, is no plain file or a pointer, or has more than ``largest`` bytes.
     """
     try:
+        require_contents(path)
         size = path.stat().st_size
-        if size > largest or not path.is_file():  # a pipe would be waited for
-            found = f"has {size} bytes" if path.is_file() else "is no plain file"
-            raise DeploymentError(f"{path}: {found}; a file of at most {largest} bytes is expected")
+        if size > largest:
+            raise DeploymentError(f"{path}: has {size} bytes; a file of at most {largest} bytes is expected")
         return path.read_bytes()
     except FileNotFoundError:
         return None

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.errors import DeploymentError
-from inflight.gguf.files import SUFFIX, parts_of
+from inflight.gguf.files import SUFFIX, parts_of, require_contents
 from inflight.gguf.header import FileHeader, TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
@@ -77,6 +77,7 @@ def _mapped(path: Path) -> memoryview:
         # A private mapping, since PyTorch warns of memory that cannot be written. Nothing is written, so that memory
         # need not be reserved: a file may be larger than it.
         flags, access = mmap.MAP_PRIVATE | _UNRESERVED, mmap.PROT_READ | mmap.PROT_WRITE
+        require_contents(path)
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=access))
     except ValueError:  # an empty file cannot be mapped

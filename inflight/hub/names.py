@@ -70,7 +70,7 @@ def parse_typed_name(text: str) -> ModelName:
 
 def no_such_path(path: Path) -> str:
     """Return what to say of a model's path where nothing is, or no model: with the nearest name in its folder."""
-    if not path.name.lower().endswith(_FILES):
+    if path.exists() or not path.name.lower().endswith(_FILES):
         return f"{path} is not a directory"
     names = os.listdir(path.parent) if path.parent.is_dir() else []
     return f"there is no file {path}{nearest(path.name, names)}"

@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(name: str, text: str, t
 def test_a_device_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
     (_checkpoint(tmp_path) / "config.json").unlink()
     (tmp_path / "config.json").symlink_to("/dev/zero")
-    with pytest.raises(DeploymentError, match="config.json: is no plain file; a file of at most"):
+    with pytest.raises(DeploymentError, match="config.json: is no plain file$"):
         load_text_config(tmp_path, {}, {})
 
 

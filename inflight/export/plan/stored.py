@@ -31,6 +31,7 @@ from inflight.errors import DeploymentError
 from inflight.export.plan.precision import PRECISIONS, Precision, StoredWeights
 from inflight.export.plan.shape import Linear, linears
 from inflight.export.quantize.modelopt import SCHEMES, fused_group
+from inflight.gguf.files import require_contents
 from inflight.text.files import read_json
 
 TENSORS = (
@@ -128,9 +129,10 @@ def _names(directory: Path) -> frozenset[str]:
     if (places := read_index(directory)) is not None:
         return frozenset(places)
     file = directory / SINGLE
-    if not file.is_file():
+    if not file.exists():
         return frozenset()
     try:
+        require_contents(file)
         with safe_open(file, framework="pt") as tensors:
             return frozenset(tensors.keys())
     except (OSError, SafetensorError) as error:

@@ -78,7 +78,7 @@ def test_counted_tokens_are_those_of_the_engine(gateway: Beside) -> None:
     prompt = {"system": "Be brief.", "messages": [{"role": "user", "content": QUESTION}]}
     count = answer(gateway, "/v1/messages/count_tokens", prompt)["input_tokens"]
     usage = answer(gateway, "/v1/messages", prompt | {"max_tokens": 3})["usage"]
-    assert count == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert count == sum(usage[f"{name}input_tokens"] for name in ("", "cache_read_", "cache_creation_"))
     items = [{"role": "user", "content": QUESTION}]
     response = answer(gateway, "/v1/responses", {"instructions": "Be brief.", "input": items, "max_output_tokens": 3})
     assert response["usage"]["input_tokens"] == count

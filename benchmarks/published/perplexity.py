@@ -25,8 +25,8 @@ LENGTH = 512
 
 def pieces(tokenizer: Tokenizer, most: int | None = None) -> list[list[int]]:
     """Return the text in pieces of ``LENGTH`` tokens, each as the beginning of a text; the rest is left out."""
-    [begin], [ids] = (tokenizer.encode_batch([text], add_special_tokens=special) for text, special in
-                      (("", True), (decisions(), False)))  # fmt: skip
+    [begin] = tokenizer.encode_batch([""], add_special_tokens=True)
+    [ids] = tokenizer.encode_batch([decisions()])
     step = LENGTH - len(begin)
     return [begin + ids[first : first + step] for first in range(0, len(ids) - step, step)][:most]
 
@@ -76,6 +76,7 @@ def measure(most: int | None) -> Iterator[Result]:
                     "tokens": len(found),
                     "perplexity": round(perplexity(found), 5),
                     "more_percent": round(100 * loss, 3),
+                    "error_percent": round(100 * float((exact - found).std()) / math.sqrt(len(found)), 3),
                     "log_prob_off_by_mean": round(float(apart.mean()), 5),
                     "log_prob_off_by_p99": round(float(np.quantile(apart, 0.99)), 4),
                     "log_prob_off_by_most": round(float(apart.max()), 3),
@@ -86,7 +87,8 @@ def measure(most: int | None) -> Iterator[Result]:
         "kv-types",
         "Perplexity by the type of the KV cache",
         f"Perplexity beside that of a cache in float32: {said}. The weights are those of the files, and all is "
-        "computed in float32; neither model has scales for FP8, so that these are one.",
+        "computed in float32; neither model has scales for FP8, so that these are one. The error is "
+        "the standard error of the difference, from that of single tokens.",
         rows,
         caveat=f"The text are the pages of {FOLDER} at this commit, in pieces of {LENGTH} tokens: English prose on one "
         "subject, and small models.",

@@ -183,7 +183,7 @@ class ScenarioUser(User):
                     break
 
     def _report(self, one: Observation, streamed: bool) -> None:
-        """Fire the events of one request: itself and, of a stream that completed, TTFT, ITL and TPOT."""
+        """Fire the event of one request; log TTFT, ITL and TPOT of a stream that completed."""
         record = one.record
         name = record.class_name if streamed else f"{record.class_name} unary"
         fire = partial(self.environment.events.request.fire, name=name, exception=None, context=self.context())
@@ -202,11 +202,13 @@ class ScenarioUser(User):
             fire(request_type=self.protocol, **whole | {"context": context})
         if not streamed or record.outcome != "completed" or record.ttft_s is None:
             return
-        fire(request_type="TTFT", response_time=1000 * record.ttft_s, response_length=record.input_tokens or 0)
+        # Samples have rows of their own, and are no requests: an event would count them in locust's total.
+        rows = self.environment.stats
+        rows.get(name, "TTFT").log(1000 * record.ttft_s, record.input_tokens or 0)
         for gap_s in record.itl_s:
-            fire(request_type="ITL", response_time=1000 * gap_s, response_length=1)
+            rows.get(name, "ITL").log(1000 * gap_s, 1)
         if record.mean_itl_s is not None:
-            fire(request_type="TPOT", response_time=1000 * record.mean_itl_s, response_length=record.output_tokens)
+            rows.get(name, "TPOT").log(1000 * record.mean_itl_s, record.output_tokens)
 
 
 class GrpcUser(ScenarioUser):

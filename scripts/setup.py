@@ -62,7 +62,8 @@ def main(wanted: set[str]) -> None:
     _say(f"2/2 installing Inflight{''.join(f', {WHAT[name]}' for name in extras)}")
     if "engine" in extras and not NATIVE["find_compiler"]() and not NATIVE["is_built"]():
         _say("    no C++ compiler is here: the engine computes faster with one (apt-get install g++)")
-    if "engine" in extras and there is None and not Path("/dev/nvidiactl").exists():
+    given = os.environ.get("PIP_FLAGS", "").strip()
+    if "engine" in extras and there is None and not given and not Path("/dev/nvidiactl").exists():
         _say("    no NVIDIA GPU is here: PIP_FLAGS with the index of PyTorch for CPUs saves 2.5 GB (README.md)")
     with ThreadPoolExecutor(1) as beside:  # pip takes one core only
         kernels = beside.submit(_build_native_step, set(extras))

@@ -28,6 +28,8 @@ _QUANTITIES = {
     "prompt tokens": "input_tokens",
     "output tokens": "output_tokens",
 }
+FEW_SAMPLES = 100
+"""With fewer samples hardly one lies above the 99th percentile."""
 _RATES = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "E2E p99")
 
 
@@ -58,15 +60,24 @@ def headline(result: LoadResult) -> list[str]:
         f"  {figures.requests_per_second:.2f} requests/s, {figures.output_tokens_per_second:,.0f} output tokens/s, "
         f"{figures.input_tokens_per_second:,.0f} input tokens/s",
     ]
-    for label, one in (("TTFT", figures.ttft_ms), ("ITL", figures.itl_ms), ("E2E", figures.e2e_ms)):
+    shown = {"TTFT": figures.ttft_ms, "ITL": figures.itl_ms, "E2E": figures.e2e_ms}
+    for label, one in shown.items():
         if one is not None:
             lines.append(
                 f"  {label:4} ms  p50 {one.p50:,.1f}  p95 {one.p95:,.1f}  p99 {one.p99:,.1f}  max {one.max:,.1f}"
             )
+    if few := few_samples(shown):
+        lines.append(f"  {few}")
     if figures.goodput is not None:
         share = "" if figures.slo_attainment is None else f" ({figures.slo_attainment:.1%} of the requests)"
         lines.append(f"  goodput {figures.goodput:.2f} requests/s{share}")
     return lines
+
+
+def few_samples(named: Mapping[str, Distribution | None]) -> str:
+    """Return a warning of the quantities that have too few samples for their p99; "": none has."""
+    few = [f"{label} has {one.count}" for label, one in named.items() if one is not None and one.count < FEW_SAMPLES]
+    return f"p99 of fewer than {FEW_SAMPLES} samples is about the largest of them: {', '.join(few)}" if few else ""
 
 
 def counts(figures: Figures) -> str:
@@ -99,6 +110,8 @@ def report_page(result: LoadResult) -> str:
     figures, by_class, kept = result.figures, list(result.by_class.items()), limits_by_class(result.slo_of)
     sections = [Section(text=said, verdict=good)]
     sections += [Section(text=text, verdict=False) for text in _reservations(result)]
+    if few := few_samples({label.removesuffix(", ms"): getattr(figures, name) for label, name in _QUANTITIES.items()}):
+        sections.append(Section(text=f"{few}."))
     goodput = "There are no limits (slo), and so no goodput."
     if kept:
         goodput = f"Goodput counts requests within the limits: {kept}."

@@ -6,6 +6,7 @@ It knows nothing of what the plots show.
 from __future__ import annotations
 
 import io
+import itertools
 from html import escape
 from typing import Any
 
@@ -28,6 +29,8 @@ _LOG_FROM = 20
 """How many times the smallest value the largest is from which on an axis is logarithmic."""
 _LABEL_DISTANCE = 0.06
 """The least distance between two points that both have a label, as a share of the largest values."""
+_MOST_INTERVALS, _GAP = 7, 6.0
+"""Intervals of an x-axis whose numbers would touch otherwise, and the pixels that lie between two numbers."""
 _STYLE = {
     "figure.facecolor": plots.PAPER,
     "axes.facecolor": plots.PAPER,
@@ -90,7 +93,26 @@ def draw(plot: plots.Plot) -> Figure:
             entries.setdefault(name, handle)
     if entries:
         figure.legend(list(entries.values()), list(entries), loc="outside upper right", ncols=6)
+    _keep_numbers_apart(figure)
     return figure
+
+
+def _keep_numbers_apart(figure: Figure) -> None:
+    """Lower the count of the numbers below each x-axis until none touches the next one."""
+    for most in range(_MOST_INTERVALS, 1, -1):
+        figure.draw_without_rendering()
+        crowded = [axes for axes in figure.axes if axes.get_xscale() == "linear" and _numbers_touch(axes)]
+        if not crowded:
+            return
+        for axes in crowded:
+            axes.locator_params(axis="x", nbins=most)
+
+
+def _numbers_touch(axes: Axes) -> bool:
+    low, high = sorted(axes.get_xlim())
+    ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)  # shared axes have no labels
+    boxes = [label.get_window_extent() for place, label in ticks if low <= place <= high and label.get_text()]
+    return any(left.x1 + _GAP > right.x0 for left, right in itertools.pairwise(sorted(boxes, key=lambda box: box.x0)))
 
 
 def _draw_panels(plot: plots.Panels) -> Figure:

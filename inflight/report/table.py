@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from inflight.report.units import significant
+
 Row = Mapping[str, object]
 """The values of one row by the columns' headings."""
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)? ?%?$")
@@ -43,6 +45,11 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
     return str(value)
+
+
+def figure(value: float | None) -> str:
+    """Return a measured or computed value inside a sentence: four significant digits, or all before the point."""
+    return cell(significant(value))
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:

@@ -49,6 +49,14 @@ def test_the_mean_is_called_the_mean_and_a_p95_is_asked_for(tmp_path: Path) -> N
         assert f"TTFT is that of {ttft}." in page.read_text()
 
 
+def test_large_figures_are_written_out(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    text = _run(str(DEMO), "--gpu", "h100", "--html", str(page)).stdout
+    for said in (text, page.read_text()):
+        assert re.search(r"\b1\d\d,\d{3} tokens/s", said)
+        assert not re.search(r"\de\+\d+ tokens/s", said)
+
+
 def test_a_memory_bar_has_its_width_whatever_is_in_it() -> None:
     for gpu in ("l4", "b200"):
         lines = _run(LLAMA, "--gpu", gpu).stdout.splitlines()

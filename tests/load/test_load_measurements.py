@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inflight.load.measurements import Arrival, Distribution, RequestRecord, measure
+from inflight.load.report import FEW_SAMPLES, few_samples
 from inflight.load.scenario import Slo
 
 ONE = RequestRecord(
@@ -60,6 +61,13 @@ def test_percentiles_interpolate_linearly() -> None:
         2, 500, 500, pytest.approx(900), pytest.approx(950), pytest.approx(990), 1000
     )
     assert Distribution.of([]) is None
+
+
+def test_a_p99_of_few_samples_has_a_warning() -> None:
+    few, many = Distribution.of([1.0] * (FEW_SAMPLES - 1)), Distribution.of([1.0] * FEW_SAMPLES)
+    warning = few_samples({"TTFT": few, "ITL": many, "queue": None})
+    assert warning == "p99 of fewer than 100 samples is about the largest of them: TTFT has 99"
+    assert not few_samples({"ITL": many, "queue": None})
 
 
 def test_figures_of_a_window() -> None:

@@ -158,6 +158,8 @@ def test_grpc_and_http_users_fire_ttft_itl_and_tpot_of_every_stream(locust: Call
     run = locust(CHAT, has_all, "--tags", "stream", "--seed", "7")
     assert run.code == 0, run.output[-2000:]
     assert run.count("gRPC") + run.count("HTTP") == run.count("TTFT") == len(run.records)
+    counted = {row["Type"] or row["Name"]: int(row["Request Count"]) for row in _csv_rows(tmp_path / "out_stats.csv")}
+    assert counted["Aggregated"] == counted["gRPC"] + counted["HTTP"], "samples are no requests"
     assert run.count("ITL") == sum(len(one.itl_s) for one in run.records)
     longest = max(one.ttft_s or 0 for one in run.records)
     assert run.rows["TTFT", "chat"]["max_response_time"] == pytest.approx(1000 * longest, abs=0.01)

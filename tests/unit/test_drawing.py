@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_a_plot_keeps_its_text_and_changes_all_its_colours_on_a_dark_page() -> N
     assert "<title>Lines &amp; more</title>" in picture
     assert "a &lt; b" in picture
     assert not _has_dark_twin(picture)
+
+
+@pytest.mark.parametrize("largest", [9, 150_000, 3_000_000])
+def test_numbers_below_an_axis_do_not_touch(largest: int) -> None:
+    line = Line([0, largest], [0, 1])
+    figure = draw(Panels([Panel("tokens/s", "ms", [line]), Panel("tokens/s", "ms", [line], x_limits=(0, largest))]))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        shown = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+        boxes = sorted((label.get_window_extent() for label in shown), key=lambda box: box.x0)
+        assert len(boxes) > 2
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_equal_figures_give_equal_pictures() -> None:

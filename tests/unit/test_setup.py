@@ -77,6 +77,13 @@ def test_what_is_missing_is_installed_once(checkout: Path) -> None:
     assert _set_up(checkout, "serve") == ("", [])
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="with a GPU there is no such hint")
+@pytest.mark.parametrize(("flags", "hinted"), [("", True), (" ", True), ("--extra-index-url http://x", False)])
+def test_pip_flags_are_hinted_at_where_none_are_given(checkout: Path, flags: str, hinted: bool) -> None:
+    said, [_] = _set_up(checkout, "engine", PIP_FLAGS=flags)
+    assert ("PIP_FLAGS with the index of PyTorch for CPUs" in said) == hinted
+
+
 def test_what_pip_says_is_shown_but_for_links_that_lead_nowhere(checkout: Path) -> None:
     said, _ = _set_up(checkout, "load")
     assert "WARNING: something else\n" in said

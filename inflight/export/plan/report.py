@@ -15,7 +15,7 @@ from inflight.export.plan.calibration import Comparison
 from inflight.export.plan.plan import Plan, PlanRequest, Point
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BAD, BLUE, COLOURS, GREEN, GREY, GRID, PURPLE, YELLOW, Bars, Line, Mark, Panel, Panels
-from inflight.report.table import Row, print_table
+from inflight.report.table import Row, figure, print_table
 from inflight.report.units import significant
 
 _LIMITS = {
@@ -159,7 +159,7 @@ def _speeds(plan: Plan) -> dict[str, str]:
 
 def _speed(point: Point) -> str:
     return (
-        f"TTFT {point.ttft_ms:.3g} ms, ITL {point.itl_ms:.3g} ms, {point.tokens_per_second:,.4g} tokens/s, "
+        f"TTFT {point.ttft_ms:.3g} ms, ITL {point.itl_ms:.3g} ms, {figure(point.tokens_per_second)} tokens/s, "
         f"bound by {point.binds}"
     )
 
@@ -277,7 +277,7 @@ def _verdict(plan: Plan) -> Section:
     if not plan.predicted:
         text = f"{what}; its memory is planned, its speed is not predicted."
     elif rate is None:
-        text = f"{what}, up to {plan.capacity.tokens_per_second:,.4g} tokens/s."
+        text = f"{what}, up to {figure(plan.capacity.tokens_per_second)} tokens/s."
     elif plan.fleet.saturated:
         return Section(text=f"{what}; the GPUs at hand cannot hold {rate:g} requests/s.", verdict=False)
     else:

@@ -15,6 +15,7 @@ from inflight.load.sweep.step import SHORTFALL_LIMIT, Level
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BLUE, GOOD, GREY, ORANGE, YELLOW, Line, Mark, Panel, Panels
 from inflight.report.provenance import provenance, source_line
+from inflight.report.table import figure
 from inflight.report.units import significant
 
 _OPEN = (
@@ -81,14 +82,14 @@ def finding_lines(plan: SweepPlan, levels: Sequence[Level], limits: str) -> list
             f"{knee.output_tokens_per_second:,.0f} output tokens/s."
         )
         if plan.open:
-            kept = "no load that was measured" if knee.below is None else f"{knee.below:.4g}"
-            line += f" The server kept up with {kept} and not with {knee.above:.4g}."
+            kept = "no load that was measured" if knee.below is None else figure(knee.below)
+            line += f" The server kept up with {kept} and not with {figure(knee.above)}."
         else:
             most = max(level.answered for level in _shown(levels))
             line += f" The most that any load got is {most:.2f} requests/s."
         lines.append(line)
     if (usable := findings.usable) is not None:
-        broken = "" if usable.broken_at is None else f"; {usable.broken_at:.4g} broke them"
+        broken = "" if usable.broken_at is None else f"; {figure(usable.broken_at)} broke them"
         lines.append(
             f"{_load(plan, usable.load)} keeps {limits} for {usable.attainment:.1%} of the requests (at least "
             f"{plan.share:.0%} must): {usable.goodput:.2f} requests/s of goodput{broken}."
@@ -97,7 +98,7 @@ def finding_lines(plan: SweepPlan, levels: Sequence[Level], limits: str) -> list
 
 
 def _load(plan: SweepPlan, load: float) -> str:
-    return f"{load:.4g} sessions/s" if plan.open else f"{load:.0f} sessions at a time"
+    return f"{figure(load)} sessions/s" if plan.open else f"{load:.0f} sessions at a time"
 
 
 def _shown(levels: Sequence[Level]) -> list[Level]:

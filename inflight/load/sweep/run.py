@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from inflight.client import GenerateOptions
 from inflight.errors import InflightError
 from inflight.load.arrivals import Phase
+from inflight.load.report import FEW_SAMPLES
 from inflight.load.result import LoadResult
 from inflight.load.run_command import Target, run_scenario
 from inflight.load.runner import client_for
@@ -161,7 +162,8 @@ def describe(step: Step) -> str:
     parts = [f"{step.answered:.2f} of {step.offered:.2f} requests/s answered"]
     for label, one in (("TTFT", figures.ttft_ms), ("ITL", figures.itl_ms)):
         if one is not None:
-            parts.append(f"{label} p50 {one.p50:,.1f} p99 {one.p99:,.1f} ms")
+            few = f" of {one.count} samples" if one.count < FEW_SAMPLES else ""
+            parts.append(f"{label} p50 {one.p50:,.1f} p99 {one.p99:,.1f} ms{few}")
     if figures.slo_attainment is not None:
         parts.append(f"{figures.slo_attainment:.1%} within the limits")
     parts += [f"{count} {name}" for name, count in sorted(figures.outcomes.items()) if name != "completed"]

@@ -9,17 +9,16 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
-import inflight
-from inflight.addresses import nearest_of, read_directly, without_proxy_for_loopback
+from inflight.addresses import nearest_of, read_directly
 from inflight.errors import DeploymentError
 from inflight.serve import shields
+from inflight.serve.installation import servers_environment
 from inflight.serve.kept_process import KeptProcess
 from inflight.serve.log import bound
 from inflight.serve.metrics_page import read_page
@@ -169,7 +168,7 @@ class GatewayProcess(KeptProcess):
                 *("--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", "inflight.gateway"),
                 *(str(self._directory.resolve()), "--sections", json.dumps(sections)),
             ],
-            env=_environment(),
+            env=servers_environment(),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -186,9 +185,3 @@ class GatewayProcess(KeptProcess):
 
     def _end(self) -> str:
         return self._terminate(self._deployment.server.exit_timeout_s + END_S)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment in which the process imports what this one does."""
-    paths = [str(Path(inflight.__path__[0]).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | without_proxy_for_loopback() | {"PYTHONPATH": os.pathsep.join(paths)}

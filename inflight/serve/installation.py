@@ -10,11 +10,13 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import inflight
 from inflight.addresses import without_proxy_for_loopback
 from inflight.contract import TENSORRTLLM
 from inflight.errors import DeploymentError
@@ -82,13 +84,40 @@ class TritonInstallation:
         inherited = os.environ.get("LD_LIBRARY_PATH")
         return (
             {"MALLOC_ARENA_MAX": _ARENAS}
-            | os.environ
-            | without_proxy_for_loopback()
+            | servers_environment()
             | {
                 "LD_LIBRARY_PATH": ":".join(paths + ([inherited] if inherited else [])),
                 "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             }
         )
+
+
+def servers_environment() -> dict[str, str]:
+    """Return the environment of the server's processes, all of which import what is installed.
+
+    Triton's stages ignore ``PYTHONPATH``, so it is left out for the others too.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return inherited | without_proxy_for_loopback()
+
+
+def _require_installed() -> None:
+    """Require that this process is of the Inflight that is installed, which the server's processes import.
+
+    Raises:
+        DeploymentError: it is another one, which ``PYTHONPATH`` or the working directory has brought.
+    """
+    own = Path(inflight.__path__[0]).resolve().parent
+    script = "import importlib.util as u; s = u.find_spec('inflight'); print(s and s.submodule_search_locations[0])"
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
+    found = Path(done.stdout.strip()).resolve().parent
+    if done.returncode == 0 and found == own:
+        return
+    other = f"the one in {found}" if done.stdout.startswith("/") else "none at all"
+    raise DeploymentError(
+        f"this is the Inflight in {own}, and the server's processes would import {other}: they ignore "
+        "PYTHONPATH and the working directory; install this one, or start the installed one"
+    )
 
 
 def libraries_beside(backends: Path) -> Path:
@@ -117,6 +146,7 @@ def find_installation(path: Path | None = None) -> TritonInstallation:
                 f"Inflight is installed in {place}, and the Python in Triton's stages imports from no directory whose "
                 "path is not ASCII; install it elsewhere"
             )
+    _require_installed()
     if path is not None or (DEFAULT_INSTALLATION / "bin/tritonserver").is_file():
         return _installed(path or DEFAULT_INSTALLATION)
     return _from_wheel()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from inflight.serve.installation import find_installation
+from inflight.serve.installation import find_installation, servers_environment
 
+ROOT = Path(__file__).parents[2]
 LIBPYTHON = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
 
 
@@ -63,6 +67,29 @@ def test_a_python_with_libraries_of_its_own_brings_them(
     first, *paths = _paths(triton, monkeypatch)
     assert not list(first.iterdir()), "what is there comes before the installation's own"
     assert paths == [triton / "lib", own, Path("/usr/local/cuda/compat/lib")]
+
+
+def test_the_servers_processes_import_what_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "PYTHONPATH" not in servers_environment()
+    assert "PYTHONPATH" not in find_installation().environment(tmp_path / "backends")
+
+
+def test_another_inflight_than_the_installed_one_serves_nothing(tmp_path: Path) -> None:
+    """Its own processes would be of one version, and Triton's stages of the other."""
+    other = Path(shutil.copytree(ROOT / "inflight", tmp_path / "other/inflight")).parent
+    for name in ("backends", "model_repository", "deployments"):
+        (other / name).symlink_to(ROOT / name)
+    command = [sys.executable, "-m", "inflight", "serve"]
+    environment = os.environ | {"PYTHONPATH": str(other)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert (
+        f"inflight: this is the Inflight in {other}, and the server's processes would import the one in {ROOT}" in said
+    )
+    assert "install this one, or start the installed one" in said
+    assert "Traceback" not in said
 
 
 def test_the_servers_heap_has_few_arenas_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

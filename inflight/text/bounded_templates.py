@@ -33,19 +33,23 @@ _CHARACTERS = 128 << 20
 _WORK_UNSEEN = 16
 """Steps, or KiB that are made, of some microseconds each."""
 _LARGEST_NUMBER = 1_000_000
-"""Of what a call or a filter is given: widths and numbers of repetitions."""
+"""The largest width or number of repetitions that a call or a filter may be given."""
 _LARGEST_BITS = 1_000_000
 _ELEMENTS = 1_000_000
-"""What a new list or object may have within it, at any depth, shared parts each time."""
-_WIDE = re.compile(r"%[^a-zA-Z%]*(\d{6}|\*)|\{[^{}]*[:!][^{}]*\d{6}|\{[^{}]*\{")
-"""Matches a format with a width that is large, or is given beside it."""
+"""The most elements of a new list or object, at any depth; a shared part counts each time."""
+_WIDE = re.compile(r"%[^a-zA-Z%]*(\d{6}|\*)|\{[^{}:!]*[:!][^{}]*\d{6}|\{[^{}]*\{")
+"""Matches a format with a width that is large, or is given beside it.
+
+No other thread runs during a search, so its time must be linear: each repetition can stop in one place only."""
 _OF_LISTS = frozenset(
-    "length count list first last map select reject selectattr rejectattr items dictsort sort unique reverse groupby "
-    "batch slice sum min max default d attr random".split()
+    "length count list first last map select reject selectattr rejectattr items reverse batch slice default d attr "
+    "random".split()
 )
-"""The filters that do not make text of what they are given."""
+"""The filters that do not read what is in the elements that they are given."""
+_COMPARE = frozenset("dictsort groupby max min sort sum unique".split())
+"""The filters that copy, compare or add these."""
 _NEVER = frozenset({"translate", "maketrans", "to_bytes"})
-_STEPS, _JOINED, _MADE = "_steps", "_joined", "_made"
+_STEPS, _JOINED, _MADE, _COMPARED, _SLICED = "_steps", "_joined", "_made", "_compared", "_sliced"
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
@@ -120,11 +124,13 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_shown, **options)
         del self.globals["lipsum"]
-        self.filters |= {_STEPS: _Steps, _JOINED: _joined, _MADE: _made, "tojson": to_json}
+        self.filters |= {_STEPS: _Steps, _JOINED: _joined, _MADE: _made, _COMPARED: _compared, _SLICED: _counted}
+        self.filters["tojson"] = to_json
         self.filters = {
             name: one if name.startswith("_") else _bounded(name, cast(Callable[..., Any], one))
             for name, one in self.filters.items()
         }
+        self.tests = {name: _bounded_test(cast(Callable[..., Any], one)) for name, one in self.tests.items()}
 
     def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
         """Return the text of a template's, macro's or block's parts."""
@@ -144,7 +150,9 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)
         name, value = getattr(method, "__name__", ""), getattr(method, "__self__", None)
         if isinstance(value, str):
-            _check(name, value, args, kwargs)
+            _check(name, _compared(value), args, kwargs)
+        elif isinstance(value, list | tuple):
+            _compared(value)
         elif __obj is dict or __obj is jinja2.utils.Namespace:
             _made([*args, *kwargs.values()])
         return _counted(super().call(__context, __obj, *args, **kwargs))
@@ -170,6 +178,17 @@ class _Counting(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _JOINED)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, _COMPARED)
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, _COMPARED)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _SLICED) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         self.generic_visit(node)
@@ -222,6 +241,13 @@ def _shown(value: Any) -> Any:
     return value
 
 
+def _compared(value: Any) -> Any:
+    """Return a value that is read to its end without a step, such as an operand of a comparison."""
+    if isinstance(value, str | list | tuple | dict):
+        _spend().step(1 + _weigh([value]) // 1024)
+    return value
+
+
 def _weigh(waiting: list[Any], *, characters: bool = True) -> int:
     """Return how large the text of values is, about; or how many values there are. Raises TooMuch."""
     spend, size = _spend(), 0
@@ -267,7 +293,7 @@ def _formatted(form: str, values: Iterable[Any]) -> int:
 def _check(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Measure what a method or filter would make of a value. Raises TooMuch."""
     given = [*args, *kwargs.values()]
-    is_width = name not in _OF_LISTS or name in ("batch", "slice")
+    is_width = name not in _OF_LISTS | _COMPARE or name in ("batch", "slice")
     if is_width and any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given):
         raise TooMuch(f"{name} is given a number above {_LARGEST_NUMBER}")
     size = 0
@@ -276,6 +302,8 @@ def _check(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     elif name == "join" and given:
         between, values = (given[0], value) if not isinstance(value, str) else (value, given[0])
         size = _weigh([*values]) + _length(values) * _length(between) if isinstance(values, list | tuple) else 0
+    elif name == "sum" and any(isinstance(one, list | tuple) for one in given):
+        size = _length(value) * _weigh([value], characters=False)  # each sum is a new list
     elif name in ("indent", "expandtabs") and isinstance(value, str):
         widths = [one if isinstance(one, int) else _length(one) for one in given]
         size = (value.count("\n") + value.count("\t") + 1) * max(widths, default=8)
@@ -299,6 +327,19 @@ def _bounded(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
             _shown(value)
         _check(name, value, others, kwargs)
         return _counted(apply(*args[:leading], value, *others, **kwargs))
+
+    return bounded
+
+
+def _bounded_test(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a test whose operands take from the budget, if it compares two or reads a text."""
+
+    @functools.wraps(test)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        for one in args:
+            if len(args) > 1 or isinstance(one, str):
+                _compared(one)
+        return test(*args, **kwargs)
 
     return bounded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -13,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.engine.guided.masks import forbidden_tokens, next_masks
-from inflight.engine.guided.patterns import BadPattern, rust_pattern
 from inflight.engine.guided.refusals import refusal
 from inflight.engine.guided.vocabulary import clear_bit, has_bit, set_bit
 from inflight.errors import InvalidRequest
+from inflight.text.patterns import BadPattern, rust_pattern
 from tests.engine.support.checkpoints import VOCAB
 from tests.engine.support.guiding import accepts, byte_tokenizer, end_id, grammar, guide_state, vocabulary
 from tests.support.properties import examples
@@ -338,10 +339,28 @@ def test_patterns_match_what_ecma_262_says(pieces: list[tuple[str, str]], text: 
     )
 
 
-@each_row("pattern", ["(?=a)", "(?i)a", "\\b", "\\1", "[a", "a\\", "\\k<n>", "[a--b]"])
-def test_patterns_without_an_equal_are_refused(pattern: str) -> None:
+UNSERVED = ["(?=a)", "(?i)a", "\\b", "\\1", "[a", "a\\", "\\k<n>", "[a--b]"]
+NONE = ["(a", "a)", "a)|(b", "*a", "a|*", "(+a)", "{2}", "a{2,1}", f"a{{{'9' * 5000}}}", "[b-a]", "[a-\\d]", "[\\s-a]"]
+NONE += ["a^b", "a$b", "(a$|b)c", "(a|b)^", "\\p{None}", "\\ud800", "\\u{110000}", "(" * 61 + "a" + ")" * 61]
+
+
+@each_row("pattern", UNSERVED + NONE)
+def test_patterns_that_cannot_be_enforced_are_refused(pattern: str) -> None:
     with pytest.raises(BadPattern):
         rust_pattern(pattern)
+
+
+PARTS = [*"ab.()()|*+?^${}-", "\\d", "\\s", "\\S", "\\t", "\\)", "\\x41", "\\p{L}", "(?:", "{2}", "{3,2}", "{2,}"]
+PARTS += ["[a-c]", "[c-a]", "[\\d-a]", "[a-\\d]", "[\\t-a]", "[\\--a]", "[^a]", "[\\S-a]", "[a-]", "[\\x41-B]"]
+
+
+@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=8))
+@settings(max_examples=examples(30), deadline=None)
+def test_llguidance_takes_every_pattern_that_is_not_refused(parts: list[str]) -> None:
+    pattern = "".join(parts)
+    with contextlib.suppress(BadPattern):
+        rust_pattern(pattern)
+        grammar("json_schema", json.dumps({"anyOf": [{"type": "string", "pattern": pattern}, {"type": "null"}]}))
 
 
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=20))

@@ -12,10 +12,10 @@ from inflight.engine.guided.ebnf import lark_of_ebnf
 from inflight.engine.guided.guide_json import read_json
 from inflight.engine.guided.json_schema import schema_grammar
 from inflight.engine.guided.lark_guide import HEAD, checked_lark
-from inflight.engine.guided.patterns import BadPattern, lark_expression
 from inflight.engine.guided.structural_tag import lark_of_tags
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
+from inflight.text.patterns import BadPattern, lark_expression
 
 _OF_SCHEMAS = "failed to compile JSON schema: "
 _ADVICE = ". Enable 'coerce_one_of'"

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from inflight.engine.guided.patterns import BadPattern, rust_pattern
 from inflight.engine.guided.references import References
 from inflight.engine.guided.refusals import refusal
 from inflight.engine.guided.schema_keywords import (
@@ -32,6 +31,7 @@ from inflight.engine.guided.schema_values import (
     check_multiples,
     check_together,
 )
+from inflight.text.patterns import BadPattern, rust_pattern
 
 _DRAFTS = ("2020-12", "2019-09", "draft-07", "draft-06", "draft-04")
 _DEEPEST = 100

@@ -14,9 +14,9 @@ from typing import Any
 from inflight.engine.guided.ebnf import lark_of_ebnf
 from inflight.engine.guided.guide_json import read_json
 from inflight.engine.guided.json_schema import schema_grammar
-from inflight.engine.guided.patterns import BadPattern, lark_expression
 from inflight.engine.guided.tag_parts import ANY, Atom, Lines, Part, literal, schema_atom, wrong
 from inflight.errors import InvalidRequest
+from inflight.text.patterns import BadPattern, lark_expression
 
 _TEXT = "/(?s:.*)/"
 _DEEPEST = 32

@@ -21,7 +21,7 @@ from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage
-from inflight.gateway.guides import FieldGuide, check_guide_size, read_guide
+from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.preparing import prepared
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
@@ -57,8 +57,6 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
         raise invalid(message, "n")
     guide = read_guide(fields, gateway.deployment.most_guide_bytes)
     arguments = sampling_arguments(fields, gateway) | {"stream": streams}
-    if gateway.deployment.engine.kind == "pytorch":
-        check_guide_size(guide, gateway.deployment.guided_decoding.max_guide_bytes)
     jobs = [_job(request, fields, gateway, prompt, guide, arguments) for prompt in prompts]
     return fields, jobs, CompletionAnswer(fields, gateway, jobs, prompts)
 

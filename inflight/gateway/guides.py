@@ -32,12 +32,6 @@ class FieldGuide(NamedTuple):
     param: str
 
 
-def check_guide_size(found: FieldGuide | None, max_bytes: int) -> None:
-    """Check a guide that several of the engine's requests will have. Raises ApiError: it is larger than the limit."""
-    if found is not None and (size := len(found.guide.text.encode())) > max_bytes:
-        raise invalid(f"{found.param} has {size} bytes; the limit is {max_bytes}", found.param)
-
-
 def read_guide(fields: Fields, most: int) -> FieldGuide | None:
     """Return the guide of a request; None: the answer may be anything. One of more bytes than ``most`` is not read.
 
@@ -111,13 +105,19 @@ def _structured_outputs(value: dict[str, Any], most: int) -> FieldGuide | None:
 
 
 def _guide(kind: GuideKind, value: Any, path: str, most: int) -> FieldGuide:
-    """Return a guide with the text of a value: schemas may come as JSON text or as the value itself."""
+    """Return a guide with the text of a value: schemas may come as JSON text or as the value itself.
+
+    Raises:
+        ApiError: 400: it has more bytes than ``most``, of which what has as many characters is not read.
+    """
     if (found := len(value) if isinstance(value, str) else size(value, most)) > most:
         raise invalid(f"{path} has {found} bytes or more; the limit is {most}", path)
     if kind in ("json_schema", "structural_tag"):
         text = _json(value, path)
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if (found := len(text.encode(errors="surrogatepass"))) > most:
+        raise invalid(f"{path} has {found} bytes; the limit is {most}", path)
     return FieldGuide(Guide(kind, text), path)
 
 

@@ -11,6 +11,7 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
 from inflight.gateway.guides import read_guide
 from tests.gateway.support.gateways import inside
+from tests.support.tables import each_row
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,18 @@ def test_options_of_a_stream_need_a_stream(path: str, asked: dict[str, Any]) -> 
         answer = client.post(path, json={"model": model, "stream_options": {"include_usage": True}, **asked})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "stream_options"
+
+
+@each_row(
+    "fields, found",
+    [
+        ({"guided_regex": "é" * 40}, 80),
+        ({"guided_choice": ["é" * 40]}, 84),
+        ({"guided_json": {"const": "é" * 30}}, 73),
+        ({"guided_grammar": "\ud800" * 40}, 120),
+    ],
+)
+def test_the_size_of_a_guide_is_counted_in_bytes(fields: dict[str, Any], found: int) -> None:
+    assert read_guide(Fields(fields), found) is not None
+    with pytest.raises(ApiError, match=f"has {found} bytes; the limit is {found - 1}"):
+        read_guide(Fields(fields), found - 1)

@@ -15,7 +15,6 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
-from inflight.gateway.hints import TEMPLATE_HINTS, hint_variables
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, most_tokens, sampling_arguments
@@ -148,8 +147,8 @@ def _template_options(
         if not template.uses("documents"):
             raise unsupported("documents", "documents: this checkpoint's chat template does not use them")
         options["documents"] = fields["documents"]
-    for hint in (one for one in TEMPLATE_HINTS if one in fields):
-        for name, value in (hint_variables(hint, fields[hint], template, gateway.chat_format) or {}).items():
+    for hint, variables in fields.hints.items():
+        for name, value in variables.items():
             if not same(options.setdefault(name, value), value):
                 path = f"chat_template_kwargs.{name}"
                 raise invalid(f"{path} and {hint} contradict each other; give one of them", path)

@@ -15,7 +15,7 @@ from inflight.contract import ENGINE, ENGINE_INPUT
 from inflight.errors import DeploymentError
 from inflight.gateway.engine_client import EngineClient
 from inflight.gateway.errors import ApiError
-from inflight.gateway.fields import Fields, Reader
+from inflight.gateway.fields import Fields, Reader, Variables
 from inflight.gateway.hints import TEMPLATE_HINTS, hint_variables
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
@@ -90,12 +90,12 @@ class Gateway:
         """Return whether the chat template reads fields of this name."""
         return self.chat_template is not None and self.chat_template.reads(name)
 
-    def obeys(self, hint: str, value: Any) -> bool:
-        """Return whether the checkpoint obeys a hint of a chat."""
+    def obeys(self, hint: str, value: Any) -> Variables | None:
+        """Return the template's variables that a hint of a chat sets; None: the checkpoint does not obey it."""
         template = self.chat_template
         if hint not in TEMPLATE_HINTS or template is None:
-            return False
-        return hint_variables(hint, value, template, self.chat_format) is not None
+            return None
+        return hint_variables(hint, value, template, self.chat_format)
 
     def read(self, reader: Reader, body: Mapping[str, Any]) -> Fields:
         """Return the fields of a body; ``model`` is among them, left out or not.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from inflight.errors import nearest
@@ -30,8 +30,10 @@ _MOST_NAMES, _NAME_CHARACTERS = 20, 64
 Shape = Mapping[str, Any]
 """The fields that an object may have: each with the shape of the objects in its value, None where these may have any
 fields, or a ``Field`` that is refused or a hint. A list counts as its elements."""
-Obeys = Callable[[str, Any], bool]
-"""Tells whether the deployment obeys a hint, given its name and its value."""
+Variables = Mapping[str, Any]
+"""Variables of a chat template."""
+Obeys = Callable[[str, Any], Variables | None]
+"""Tells which variables of the chat template a hint sets, given its name and its value; None: nothing obeys it."""
 INDEX = re.compile(r"\[\d+\]", re.ASCII)
 
 
@@ -101,6 +103,8 @@ class Fields:
 
     values: Mapping[str, Any]
     ignored: tuple[str, ...] = ()
+    hints: Mapping[str, Variables] = field(default_factory=dict)
+    """What the hints that are obeyed set."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a field, or ``default`` where it is absent or null."""
@@ -157,7 +161,7 @@ class Reader:
         *,
         strict: bool = False,
         spared: Callable[[str], bool] = lambda name: False,
-        obeys: Obeys = lambda name, value: False,
+        obeys: Obeys = lambda name, value: None,
     ) -> Fields:
         """Check a body and return its fields.
 
@@ -165,7 +169,7 @@ class Reader:
             body: the JSON object of the request.
             strict: whether fields that would have no effect are refused.
             spared: whether the chat template reads fields of a name.
-            obeys: whether the deployment obeys a hint.
+            obeys: what a hint sets, where the deployment obeys it.
 
         Raises:
             ApiError: 400, naming the field by its path.
@@ -173,6 +177,7 @@ class Reader:
         values: dict[str, Any] = {}
         ignored: list[str] = []
         inside: list[str] = []
+        hints: dict[str, Variables] = {}
         for name, value in body.items():
             if value is None:
                 continue
@@ -183,9 +188,12 @@ class Reader:
                 _refuse(known, value, name)
             else:
                 read = known.kind.read(value, name)
-                if known.state == "hint" and not known.is_met(value) and not obeys(name, read):
-                    inside.append(name)
-                    continue
+                if known.state == "hint":
+                    if (variables := obeys(name, read)) is not None:
+                        hints[name] = variables
+                    elif not known.is_met(value):
+                        inside.append(name)
+                        continue
                 values[name] = read
                 if known.inside is not None:
                     inside += _without_effect(value, known.inside, name, spared)
@@ -194,7 +202,7 @@ class Reader:
         for name in self.required:
             if name not in values:
                 raise ApiError(400, f"{name} is missing", code="missing_required_parameter", param=name)
-        return Fields(values, tuple(ignored)).naming(inside, strict=strict)
+        return Fields(values, tuple(ignored), hints).naming(inside, strict=strict)
 
 
 def _unknown(name: str, known: Iterable[str] = ()) -> ApiError:
@@ -208,6 +216,11 @@ def _unknown(name: str, known: Iterable[str] = ()) -> ApiError:
 def unsupported(param: str, message: str) -> ApiError:
     """Return the error of what is known and not served: 400, since SDKs send again what ends with 5xx."""
     return ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+def unserved(value: Any, path: str, reason: str) -> ApiError:
+    """Return the error of a value that asks for what is not served, for a ``reason``."""
+    return unsupported(path, f"{path} is {shown(value)}, which is not supported: {reason}")
 
 
 def _without_effect(value: Any, shape: Shape, path: str, spared: Callable[[str], bool]) -> Iterator[str]:
@@ -249,7 +262,7 @@ def _checked(known: Field, value: Any, path: str) -> Iterator[str]:
 def _refuse(known: Field, value: Any, path: str) -> None:
     """Raise ApiError, unless a refused field has a value that asks for nothing."""
     if not known.is_met(value):
-        raise unsupported(path, f"{path} is {shown(value)}, which is not supported: {known.doc}")
+        raise unserved(value, path, known.doc)
 
 
 def _header_word(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight.errors import InflightError
+from inflight.gateway.fields import Variables
 from inflight.text.chat import ChatTemplate
 from inflight.text.output.format import ChatFormat
 
@@ -12,7 +13,7 @@ TEMPLATE_HINTS = ("reasoning_effort", "verbosity")
 """Fields of chats whose value goes to a template that has a variable of the same name."""
 
 
-def hint_variables(name: str, value: Any, template: ChatTemplate, form: ChatFormat) -> dict[str, Any] | None:
+def hint_variables(name: str, value: Any, template: ChatTemplate, form: ChatFormat) -> Variables | None:
     """Return the template's variables that a hint sets; None: this checkpoint cannot obey it.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from inflight.text.chat import ChatTemplate
+from inflight.text.messages import Message
 from tests.gateway.support.gateways import Inside
 from tests.gateway.support.scripted import Script, scripted
 from tests.support.tables import each_row
@@ -88,6 +89,27 @@ def test_a_hint_that_the_template_knows_reaches_it(api: Api, fields: Json) -> No
         answer = post(running, api, fields)
         assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, None), answer.text
         assert prompt(running, script) == "high low"
+
+
+class Counting(ChatTemplate):
+    """A template that counts what is rendered with it."""
+
+    def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
+        """Render, and count."""
+        self.rendered = getattr(self, "rendered", 0) + 1
+        return super().render(messages, options)
+
+
+@each_row("api, fields", KNOWN)
+def test_a_hint_is_tried_once(api: Api, fields: Json) -> None:
+    with knowing(KNOWS_BOTH) as (running, _):
+        app: Any = running.server.config.app
+        plain, asked = (Counting(KNOWS_BOTH, {}) for _ in range(2))
+        for template, more in ((plain, {}), (asked, fields)):
+            app.state.gateway = replace(app.state.gateway, chat_template=template)
+            assert post(running, api, more).status_code == 200
+        hints = str(fields).count("effort") + ("text" in fields) + (api is CHAT)
+        assert asked.rendered == plain.rendered + hints
 
 
 @each_row("effort, named, said", [("low", None, "low so"), ("xhigh", "output_config.effort", " so")])

@@ -77,13 +77,14 @@ def chat_guide(
     return ChatGuide(guide, start, param, has_form=answer is not None)
 
 
-def can_enforce(form: ChatFormat, parameters: dict[str, Any]) -> bool:
-    """Return whether a chat format can hold the arguments of a call to a schema."""
+def can_enforce(form: ChatFormat, max_bytes: int, parameters: dict[str, Any]) -> bool:
+    """Return whether a chat format can hold the arguments of a call to a schema, in a guide of ``max_bytes``."""
     tool = Tool("f", "", parameters, True, "tools")
     try:
-        return form.guide((tool,), ToolChoice.named(tool.name), False) is not None
+        guide = form.guide((tool,), ToolChoice.named(tool.name), False, max_bytes=max_bytes)
     except InflightError:
         return False
+    return guide is not None and len(guide.text.encode()) <= max_bytes
 
 
 def _check_beside_calls(answer: FieldGuide, choice: ToolChoice) -> None:

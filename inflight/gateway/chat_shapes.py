@@ -17,7 +17,7 @@ _CACHE = _known("cache_control prompt_cache_breakpoint")
 """What clients put beside the ends of prefixes; equal ones are reused by themselves."""
 _NAMED = _known("type") | {"function": _known("name")}
 TOOL: Shape = _known("type cache_control custom") | {"function": _known("name description parameters strict")}
-TOOL_CHOICE: Shape = _NAMED | {"allowed_tools": _known("mode") | {"tools": _NAMED}}
+TOOL_CHOICE: Shape = _NAMED | {"allowed_tools": _known("mode") | {"tools": _NAMED | _known("custom")}}
 RESPONSE_FORMAT: Shape = _known("type schema format structures triggers") | {
     "json_schema": _known("name description schema strict")
 }

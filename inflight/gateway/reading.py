@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from inflight.gateway.errors import ApiError, invalid
-from inflight.gateway.fields import unsupported
+from inflight.gateway.fields import unserved
 from inflight.gateway.values import Kind, list_of, same, string, wrong
 
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
@@ -36,7 +36,7 @@ class JsonValue:
 
     def refusal(self, reason: str) -> ApiError:
         """Return the error of a value that asks for what is not served, for a ``reason``."""
-        return unsupported(self.path, f"{self.path} is not supported: {reason}")
+        return unserved(self.value, self.path, reason)
 
     def get(self, name: str) -> JsonValue | None:
         """Return a field of an object; None where it is absent or null. Raises ApiError: this is no object."""

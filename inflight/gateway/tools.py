@@ -13,7 +13,7 @@ from inflight.text.output.tools import Tool, ToolChoice
 
 MOST_TOOLS = 512
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""Of a tool that names none: by OpenAI's reference its list of parameters is empty."""
+"""The parameters of a tool that names none: by OpenAI's reference the list is empty."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
 
 
@@ -48,9 +48,18 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
 
 def tools_left_out(fields: Fields) -> list[str]:
     """Return the paths of tools that are no functions, each with its type: the model is not shown them."""
-    value = fields.get("tools", [])
-    types = enumerate(map(_left_out_type, value if isinstance(value, list) else []))
-    return [f"tools[{index}].{kind}" for index, kind in types if kind is not None]
+    choice = fields.get("tool_choice")
+    allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    listed = {
+        "tools": fields.get("tools"),
+        "tool_choice.allowed_tools.tools": allowed.get("tools") if isinstance(allowed, dict) else None,
+    }
+    return [
+        f"{path}[{index}].{kind}"
+        for path, tools in listed.items()
+        for index, kind in enumerate(map(_left_out_type, tools if isinstance(tools, list) else []))
+        if kind is not None
+    ]
 
 
 def _left_out_type(tool: Any) -> str | None:
@@ -100,7 +109,10 @@ def _choice(value: Any, names: set[str]) -> ToolChoice:
 
 
 def _allowed(value: Any, names: set[str]) -> tuple[set[str], str]:
-    """Return the names of the tools that a choice allows, and the mode: auto or required."""
+    """Return the names of the tools that a choice allows, and the mode: auto or required.
+
+    Where one must be called, all that are listed must be functions; otherwise those that are not are left out.
+    """
     path = "tool_choice.allowed_tools"
     if not isinstance(value, dict):
         raise wrong(path, value, "an object with mode and tools")
@@ -109,7 +121,12 @@ def _allowed(value: Any, names: set[str]) -> tuple[set[str], str]:
         raise wrong(f"{path}.mode", mode, "auto or required")
     if not isinstance(allowed, list) or not allowed:
         raise wrong(f"{path}.tools", allowed, "a list of at least one tool")
-    return {_known_name(one, f"{path}.tools[{index}]", names) for index, one in enumerate(allowed)}, mode
+    given = {f"{path}.tools[{index}]": one for index, one in enumerate(allowed)}
+    if mode == "auto":
+        given = {place: one for place, one in given.items() if _left_out_type(one) is None}
+        if not given:
+            raise invalid(f"{path}.tools names no function; only functions are served", f"{path}.tools")
+    return {_known_name(one, place, names) for place, one in given.items()}, mode
 
 
 def _known_name(value: Any, path: str, names: set[str]) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.gateway.messages.request import read_message_request
-from inflight.gateway.responses.request import read_request
 from inflight.text.messages import check_messages
 from inflight.text.output.events import ArgumentsDelta, OutputEvent
 from tests.gateway.support.outputs import outputs
 from tests.gateway.test_messages_events import write as write_message
+from tests.gateway.test_messages_request import read as read_message
 from tests.gateway.test_responses_events import write as write_response
+from tests.gateway.test_responses_request import read
 
 Json = dict[str, Any]
 USER = {"role": "user", "content": "Hi"}
@@ -48,7 +48,7 @@ def test_items_of_a_response_are_taken_back(
         items = [{name: value for name, value in item.items() if name not in ("id", "status")} for item in items]
     blank = {"type": "function_call_output", "call_id": "", "output": "3"}
     given = [*items, *(results(items, "function_call", "call_id", blank) if answers else []), USER]
-    asked = read_request({"model": "demo", "input": [USER, *given]}, strict=True)
+    asked = read(strict=True, input=[USER, *given])
     assert asked.ignored == ()
     _check(asked.chat["messages"], items, "content", "function_call")
 
@@ -62,7 +62,7 @@ def test_blocks_of_a_message_are_taken_back(output: list[OutputEvent], omits: bo
         {"role": "assistant", "content": content},
         {"role": "user", "content": [*blocks, {"type": "text", "text": "Hi"}]},
     ]
-    asked = read_message_request({"model": "demo", "max_tokens": 5, "messages": [USER, *turn]}, strict=True)
+    asked = read_message(strict=True, messages=[USER, *turn])
     assert asked.ignored == ()
     _check(asked.chat["messages"], content, "text", "tool_use")
 

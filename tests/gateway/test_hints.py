@@ -76,6 +76,23 @@ def test_a_hint_that_the_template_does_not_know_is_left_out_and_named(api: Api, 
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, named.split(", ")[0]), answer.text
 
 
+def test_an_allowed_tool_that_is_no_function_refuses_no_chat() -> None:
+    odd = {"type": "custom", "custom": {"name": "x"}}
+    for tools, mode, answered in (
+        ([FUNCTION, odd], "auto", "tools[1].custom, tool_choice.allowed_tools.tools[1].custom"),
+        ([FUNCTION, odd], "required", "tool_choice.allowed_tools.tools[1].type"),
+        ([odd], "auto", "tool_choice.allowed_tools.tools"),
+    ):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        with scripted() as (running, script):
+            script.text = "Yes."
+            answer = post(running, CHAT, {"tools": [FUNCTION, odd], "tool_choice": choice})
+        if mode == "auto" and FUNCTION in tools:
+            assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, answered), answer.text
+        else:
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, answered), answer.text
+
+
 KNOWN: list[tuple[Api, Json]] = [
     (CHAT, {"reasoning_effort": "high", "verbosity": "low"}),
     (RESPONSES, {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}),

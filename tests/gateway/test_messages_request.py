@@ -10,9 +10,11 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT, CHAT_READER
 from inflight.gateway.messages.fields import COUNT_TOKENS, MESSAGES
 from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
+from inflight.gateway.turns import TurnRules
 from tests.gateway.support.chat_fields import CHAT_FIELDS, HINTS_OF_CHATS, REFUSED_OF_CHATS
 from tests.support.tables import each_row
 
+RULES = TurnRules.of(None)
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 TOOL: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}}
@@ -119,7 +121,9 @@ NEUTRAL: dict[str, Any] = {
 
 
 def read(strict: bool = False, **fields: Any) -> MessagesRequest:
-    return read_message_request({"model": "demo", "max_tokens": 5, "messages": [USER]} | fields, strict=strict)
+    return read_message_request(
+        {"model": "demo", "max_tokens": 5, "messages": [USER]} | fields, strict=strict, rules=RULES
+    )
 
 
 def refusal(**fields: Any) -> ApiError:
@@ -151,7 +155,7 @@ def test_a_served_field_changes_what_is_asked_for(name: str, value: Any) -> None
     asked, without = read(**extra, **{name: value}), read(**extra)
     if name not in ("model", "messages"):
         assert asked != without
-    CHAT_READER.read(asked.chat, strict=True, obeys=lambda name, value: True)
+    CHAT_READER.read(asked.chat, strict=True, obeys=lambda name, value: {})
     assert asked.ignored == ()
 
 
@@ -311,14 +315,14 @@ def test_thinking_is_on_or_off_or_the_templates_own() -> None:
 
 def test_counting_takes_what_does_not_change_the_count() -> None:
     fields = {"model": "demo", "messages": [USER], "max_tokens": 5, "temperature": 0.5, "stream": True, "seed": 1}
-    assert read_count_request(fields, strict=True).chat["messages"] == [USER]
+    assert read_count_request(fields, strict=True, rules=RULES).chat["messages"] == [USER]
     with pytest.raises(ApiError, match="truncate_prompt_tokens"):
-        read_count_request(fields | {"truncate_prompt_tokens": 5}, strict=True)
+        read_count_request(fields | {"truncate_prompt_tokens": 5}, strict=True, rules=RULES)
 
 
 def test_counting_takes_the_same_prompt() -> None:
     prompt = {"model": "demo", "system": "a", "messages": [USER], "tools": [TOOL]}
-    assert read_count_request(prompt, strict=True).chat == read(**prompt).chat
+    assert read_count_request(prompt, strict=True, rules=RULES).chat == read(**prompt).chat
 
 
 def test_messages_of_the_chat_are_named_by_their_place_in_the_request() -> None:

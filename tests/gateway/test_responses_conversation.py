@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight.gateway.opaque_reasoning import open_reasoning, seal_reasoning
-from inflight.gateway.responses.request import read_request
+from tests.gateway.test_responses_request import read
 from tests.support.tables import each_row
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
@@ -16,8 +16,7 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
-    body = {"model": "demo", "input": list(items), **fields}
-    return list(read_request(body, strict=True).chat["messages"])
+    return list(read(strict=True, input=list(items), **fields).chat["messages"])
 
 
 ASSISTANT = {"role": "assistant", "content": "Yes."}

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 
+from inflight.gateway.chat_guides import can_enforce
 from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT, CHAT_READER
 from inflight.gateway.responses.conversation import MOST_CUT
 from inflight.gateway.responses.fields import RESPONSES
 from inflight.gateway.responses.request import ResponsesRequest, read_request
+from inflight.gateway.responses.tools import Enforces
+from inflight.gateway.turns import TurnRules
+from inflight.resources import DEMO
+from inflight.settings.guided import MOST_GUIDE_BYTES
+from inflight.text.output.families import HermesFormat
+from inflight.text.tokenizer import Tokenizer
 from tests.gateway.support.chat_fields import CHAT_FIELDS, HINTS_OF_CHATS, REFUSED_OF_CHATS
 from tests.support.tables import each_row
 
@@ -109,8 +117,16 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
+@functools.cache
+def enforces() -> Enforces:
+    """Return what the gateway of the demo's checkpoint knows of schemas."""
+    form = HermesFormat(Tokenizer.from_checkpoint(DEMO / "model"))
+    return functools.partial(can_enforce, form, MOST_GUIDE_BYTES)
+
+
 def read(strict: bool = False, **fields: Any) -> ResponsesRequest:
-    return read_request({"model": "demo", "input": "Hi"} | fields, strict=strict)
+    body = {"model": "demo", "input": "Hi"} | fields
+    return read_request(body, strict=strict, rules=TurnRules.of(None), enforces=enforces())
 
 
 def refusal(**fields: Any) -> ApiError:
@@ -137,7 +153,7 @@ def test_a_served_field_changes_the_chat_or_the_response(name: str, value: Any) 
     asked, without = read(**extra, **{name: value}), read(**extra)
     if name not in ("model", "input"):
         assert asked != without
-    CHAT_READER.read(asked.chat, strict=True, obeys=lambda name, value: True)
+    CHAT_READER.read(asked.chat, strict=True, obeys=lambda name, value: {})
     assert asked.ignored == ()
 
 

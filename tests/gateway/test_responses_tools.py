@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from inflight.gateway.errors import ApiError
-from inflight.gateway.responses.grammars import pattern_of_lark
+from inflight.gateway.responses.grammars import MOST_CHARACTERS, pattern_of_lark
 from inflight.gateway.responses.tools import custom_arguments, custom_input
 from inflight.resources import DEMO
 from inflight.text.output.families import XmlFormat
+from tests.engine.support.guiding import accepts
 from tests.gateway.support.gateways import Inside
 from tests.gateway.support.scripted import Script, scripted
 from tests.gateway.test_agents_answers import events_of, post
@@ -26,6 +28,7 @@ from tests.gateway.test_responses_request import TOOL, USER, read
 from tests.support.tables import each_row
 
 Json = dict[str, Any]
+TOOL_NAMED = {"type": "function", "name": "add"}
 SPACE = {"type": "namespace", "name": "math", "description": "Sums.", "tools": [TOOL, TOOL | {"name": "sub"}]}
 NOTE = {"type": "custom", "name": "note", "description": "Takes notes."}
 SEARCH = {"type": "web_search", "external_web_access": False}
@@ -133,7 +136,8 @@ GOOD = '*** Begin Patch\n*** Add File: a.txt\n+say "hi" \\\n*** Delete File: b\n
 BAD = ("*** Begin Patch\n*** End Patch", "*** Begin Patch\n*** Add File: a.txt\n*** End Patch", GOOD + "x", "")
 GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     (PATCH, [GOOD, GOOD + "\n"], [*BAD]),
-    ('start: "a"i ("b" | /c/i)* ["d"]', ["a", "AbcCbd"], ["aB", "d", "add"]),
+    ('start: "aß+"i ("b" | /c./s)* ["d"]', ["aß+", "Aß+bc\nb", "Aß+d"], ["aß+B", "d", "aß+dd", "ass+"]),
+    (r"start: /[.]\../s", ["..\n"], [".a\n", "a.."]),
     ("start: WORD~2..3 INT\n%import common.WORD\n%import common.INT", ["ab1"], ["a1b", "1"]),
     ('start: "1+1" /[a\\/]/', ["1+1a", "1+1/"], ["11a", "1+1"]),
 ]
@@ -145,6 +149,9 @@ def test_a_grammar_without_recursion_is_an_expression(definition: str, good: lis
     assert pattern is not None
     assert [text for text in good if not re.fullmatch(pattern, text)] == []
     assert [text for text in bad if re.fullmatch(pattern, text)] == []
+    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}
+    for text in (*good, *bad):
+        assert accepts("json_schema", schema, json.dumps(text, ensure_ascii=False)) is (text in good)
 
 
 @each_row(
@@ -159,6 +166,19 @@ def test_a_grammar_without_recursion_is_an_expression(definition: str, good: lis
         'start: ("a"',
         'start: "a".."z"',
         "start: /a/x",
+        "start: /a/i",
+        "hello",
+        "start: /(?=a)b/",
+        r"start: /(a)\1/",
+        "start: /a)|(b/",
+        "start: /[b-a]/",
+        r"start: /\p{None}/",
+        "start: /a{2,1}/ | /*/",
+        "start: /a$/ /b/",
+        f"start: {'(' * 400}/a/{')' * 400}",
+        f"start: {'(' * 90}/a/{')' * 90}",
+        "start: a0\n" + "".join(f"a{index}: a{index + 1}\n" for index in range(300)) + 'a300: "x"',
+        f'start: "{"a" * MOST_CHARACTERS}"',
         "".join(f"a{index}: a{index + 1} a{index + 1}\n" for index in range(40)) + 'a40: "x"\nstart: a0',
     ],
 )
@@ -167,6 +187,72 @@ def test_another_grammar_has_no_expression_and_its_tool_is_left_out(definition: 
     asked = read(tools=[TOOL, grammar(definition)])
     assert asked.ignored == ("tools[1].custom",)
     assert [tool["function"]["name"] for tool in asked.chat["tools"]] == ["add"]
+
+
+@each_row("expression", ["(?=a)b", "(a", "a)", "a)|(b", r"(a)\1", r"\bfoo", "(?i:a)", "*", "a" * (MOST_CHARACTERS + 1)])
+def test_a_custom_tool_whose_expression_the_engine_does_not_take_is_left_out(expression: str) -> None:
+    asked = read(tools=[TOOL, grammar(expression, "regex")])
+    assert (asked.ignored, len(asked.chat["tools"])) == (("tools[1].custom",), 1)
+
+
+@each_row("more", ['a: "{}"', 'a: "{}"?', "a: /{}/", 'a: "{}" | "b"'])
+@each_row("parts", ["a ", "| a ", "(a) "])
+def test_a_grammar_is_given_up_before_its_expression_is_too_long(more: str, parts: str) -> None:
+    length = MOST_CHARACTERS // 2
+    definition = f"start: a {parts * (length // 4 - 8)}\n{more.format('x' * (length - 50))}"
+    assert len(definition) < MOST_CHARACTERS
+    tracemalloc.start()
+    try:
+        assert pattern_of_lark(definition) is None
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+OTHER = grammar("hello") | {"name": "odd"}
+CHOICES: list[tuple[list[Json], list[str], list[str]]] = [
+    ([TOOL_NAMED, {"type": "web_search"}], ["add"], ["tools[1].web_search"]),
+    ([{"type": "mcp", "server_label": "x"}, {"type": "custom", "name": "note"}], ["note"], ["tools[0].mcp"]),
+    ([TOOL_NAMED, {"type": "custom", "name": "odd"}], ["add"], ["tools[1].custom"]),
+    ([{"type": "namespace", "name": "math"}], ["math__add", "math__sub"], []),
+    ([TOOL_NAMED, {"type": "namespace", "name": "empty"}], ["add"], ["tools[1].namespace"]),
+]
+
+
+@each_row("allowed, named, left_out", CHOICES)
+def test_an_allowed_tool_that_is_left_out_refuses_no_request(
+    allowed: list[Json], named: list[str], left_out: list[str]
+) -> None:
+    empty = {"type": "namespace", "name": "empty", "tools": [OTHER]}
+    tools = [TOOL, SPACE, NOTE, SEARCH, OTHER, empty]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    asked = read(tools=tools, tool_choice=choice)
+    assert [tool["function"]["name"] for tool in asked.chat["tools"]] == named
+    assert [path for path in asked.ignored if "choice" in path] == [f"tool_choice.{path}" for path in left_out]
+    assert len(asked.shown["tool_choice"]["tools"]) == len(allowed) - len(left_out)
+    for mode, given in (("required", allowed), ("auto", [one for one in allowed if one["type"] == "web_search"])):
+        if left_out and given:
+            with pytest.raises(ApiError, match=r"tool_choice\.tools") as raised:
+                read(tools=tools, tool_choice=choice | {"mode": mode, "tools": given})
+            assert raised.value.status == 400
+
+
+REFUSED_CHOICES: list[tuple[Json, str, str]] = [
+    ({"type": "web_search"}, "tool_choice.type", '"web_search", which is not supported'),
+    ({"type": "custom", "name": "odd"}, "tool_choice.name", "its grammar cannot be enforced"),
+    ({"type": "function", "name": "none"}, "tool_choice.name", "no function tool of this name"),
+    ({"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.tools", "at least one"),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "x"}]},
+     "tool_choice.tools[0].name", "no namespace of this name"),
+]  # fmt: skip
+
+
+@each_row("choice, param, told", REFUSED_CHOICES)
+def test_a_choice_of_a_tool_that_is_not_served_says_which(choice: Json, param: str, told: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(tools=[TOOL, SEARCH, OTHER], tool_choice=choice)
+    assert raised.value.param == param
+    assert told in str(raised.value)
 
 
 @each_row("tool", [grammar(PATCH), grammar(str(pattern_of_lark(PATCH)), "regex")])

@@ -9,6 +9,7 @@ from inflight.gateway.responses.request import read_request
 from inflight.gateway.turns import TurnRules
 from inflight.text.chat import ChatTemplate
 from inflight.text.messages import check_messages
+from tests.gateway.test_responses_request import enforces
 from tests.support.tables import each_row
 
 Json = dict[str, Any]
@@ -78,6 +79,6 @@ def test_what_a_template_refuses_or_drops_is_said_by_the_user(source: str, claud
     rules = TurnRules.of(template)
     for chat, prompt in (
         (read_message_request(CLAUDE, strict=True, rules=rules).chat, claude),
-        (read_request(CODEX, strict=True, rules=rules).chat, codex),
+        (read_request(CODEX, strict=True, rules=rules, enforces=enforces()).chat, codex),
     ):
         assert template.render(check_messages(chat["messages"])) == prompt

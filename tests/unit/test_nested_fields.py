@@ -11,12 +11,12 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.field_tables import CHAT_READER, COMPLETION_READER
 from inflight.gateway.fields import Reader
 from inflight.gateway.guides import read_guide
-from inflight.gateway.messages.request import read_message_request
 from inflight.gateway.metrics import GatewayMetrics
-from inflight.gateway.responses.request import read_request
 from inflight.gateway.tools import read_tools
 from inflight.text.chat import ChatTemplate
 from inflight.text.messages import check_messages
+from tests.gateway.test_messages_request import read as read_message
+from tests.gateway.test_responses_request import read as read_response
 from tests.support.tables import each_row
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
@@ -142,16 +142,15 @@ def test_a_field_of_many_messages_is_named_once() -> None:
 
 
 def test_agents_fields_inside_of_others_are_refused_where_fields_are_strict() -> None:
-    response = {"model": "m", "input": [{"role": "user", "content": "Hi", "x": 1}]}
-    message = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi", "x": 1}]}
+    turns = [{"role": "user", "content": "Hi", "x": 1}]
     reads: list[tuple[Any, dict[str, Any], str]] = [
-        (read_request, response, "input[0].x"),
-        (read_message_request, message, "messages[0].x"),
+        (read_response, {"input": turns}, "input[0].x"),
+        (read_message, {"messages": turns}, "messages[0].x"),
     ]
-    for read, body, name in reads:
-        assert read(body, strict=False).ignored == (name,)
+    for read, fields, name in reads:
+        assert read(**fields).ignored == (name,)
         with pytest.raises(ApiError) as caught:
-            read(body, strict=True)
+            read(strict=True, **fields)
         assert (caught.value.param, caught.value.code) == (name, "unknown_parameter")
 
 
@@ -224,4 +223,4 @@ def test_an_answer_that_was_cut_off_in_its_reasoning_is_taken_back() -> None:
 
 def test_the_end_of_a_prefix_may_be_marked_in_a_response_too() -> None:
     part = {"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    assert read_request({"model": "m", "input": [{"role": "user", "content": [part]}]}, strict=True).ignored == ()
+    assert read_response(strict=True, input=[{"role": "user", "content": [part]}]).ignored == ()

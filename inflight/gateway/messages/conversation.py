@@ -107,7 +107,7 @@ def _add_assistant(turns: Turns, content: JsonValue, place: str) -> None:
                 if thought := _read_thinking(block):
                     turns.think(thought, place)
             case "redacted_thinking":
-                raise kind.refusal("this server makes no such blocks, and cannot read it")
+                raise kind.refusal("this server makes no such blocks, and cannot read them")
             case "tool_use":
                 _add_call(turns, block, place)
             case _:
@@ -145,9 +145,9 @@ def _read_text(block: JsonValue, kind: JsonValue) -> str:
         block.only(_REFERENCE)
         return f"The tool {block.need('tool_name').name()} is available now."
     if kind.value in ("image", "document", "search_result", "container_upload"):
-        raise kind.refusal(f"{kind.value}; {_TEXT_ALONE}")
+        raise kind.refusal(_TEXT_ALONE)
     if kind.value != "text":
-        raise kind.refusal(f"blocks of type {kind.text()[:64]!r} have no place here")
+        raise kind.refusal("blocks of this type have no place here")
     block.only(_TEXT)
     if (citations := block.get("citations")) is not None:
         citations.accept("no chat template has a place for them", [])

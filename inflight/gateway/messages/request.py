@@ -27,7 +27,6 @@ _NAMES = FieldNames(
         r"^stop": "stop_sequences",
     }
 )
-_ALL_TURNS = TurnRules()
 _THINKING = one_of("enabled", "disabled", "adaptive")
 
 
@@ -50,7 +49,7 @@ class MessagesRequest:
     """Paths of the fields that are not known, or that nothing can be done about."""
 
 
-def read_message_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRules = _ALL_TURNS) -> MessagesRequest:
+def read_message_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRules) -> MessagesRequest:
     """Check the body of a request for a message and convert it.
 
     Args:
@@ -64,7 +63,7 @@ def read_message_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRu
     return _read(MESSAGES_READER, body, strict, rules)
 
 
-def read_count_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRules = _ALL_TURNS) -> MessagesRequest:
+def read_count_request(body: Mapping[str, Any], *, strict: bool, rules: TurnRules) -> MessagesRequest:
     """Check the body of a request for the number of a prompt's tokens and convert it, as ``read_message_request``."""
     return _read(COUNT_TOKENS_READER, body, strict, rules)
 

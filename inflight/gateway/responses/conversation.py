@@ -53,7 +53,7 @@ def _add_item(turns: Turns, item: JsonValue) -> None:
     if name == "item_reference":
         raise (kind or item).refusal(_NO_STORE)
     if name not in _READERS:
-        raise (kind or item).refusal(f"items of type {name[:64]!r}; those of type {', '.join(_READERS)} are served")
+        raise (kind or item).refusal(f"items of type {', '.join(_READERS)} are served")
     _READERS[name](turns, item)
 
 
@@ -161,8 +161,8 @@ def _part_text(part: JsonValue) -> str:
         case "refusal":
             part.only(_TEXT)
             return part.need("refusal").text()
-        case "input_image" | "input_file" | "input_audio" | "input_video" | "image" | "computer_screenshot" as other:
-            raise kind.refusal(f"{other}; this model takes text alone")
+        case "input_image" | "input_file" | "input_audio" | "input_video" | "image" | "computer_screenshot":
+            raise kind.refusal("this model takes text alone")
         case other:
             raise kind.error(f"is {other[:64]!r}; parts of type input_text, output_text and refusal are served")
 

@@ -35,7 +35,8 @@ async def create_response(request: Request) -> Response:
     gateway = gateway_of(request)
 
     def prepare(body: Json) -> tuple[ResponsesRequest, Fields, Job, _Answer]:
-        rules, enforces = TurnRules.of(gateway.chat_template), partial(can_enforce, gateway.chat_format)
+        rules = TurnRules.of(gateway.chat_template)
+        enforces = partial(can_enforce, gateway.chat_format, gateway.deployment.most_guide_bytes)
         asked = read_request(body, strict=gateway.settings.strict_fields, rules=rules, enforces=enforces)
         fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
         job = job_of(request, gateway, fields, asked.names, stream=asked.stream)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from inflight.text.patterns import BadPattern, rust_pattern
+
 MOST_CHARACTERS = 1 << 15
-"""Limit of an expression's length: rules that are used twice each double it with every level."""
+"""Limit of the length of a grammar and of an expression: rules that are used twice each double it with every level."""
 _RULE = re.compile(r"^[?!]*(\w+)(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?://|#)[^\n]*$|[ \t]//[^\n]*$", re.MULTILINE)
 _IMPORT = re.compile(r"^%import[ \t]+common\.(\w+)[ \t]*$", re.MULTILINE)
@@ -31,15 +33,30 @@ _COMMON = {
     "CNAME": "[a-zA-Z_][a-zA-Z0-9_]*",
 }
 """The terminals of Lark's library that grammars of tools import."""
+_DOT = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|\.", re.DOTALL)
+"""A dot, or an escape or a class, in which a dot is itself."""
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\n": "\n", "\\t": "\t", "\\r": "\r"}
 
 
 def pattern_of_lark(grammar: str) -> str | None:
     """Return the regular expression of a grammar in Lark; None: it has none, or none that is known here."""
-    try:
-        return _Expressions(grammar).of("start")
-    except _NoExpression:
+    if len(grammar) > MOST_CHARACTERS:
         return None
+    try:
+        return pattern_of_regex(_Expressions(grammar).of("start"))
+    except (_NoExpression, RecursionError):
+        return None
+
+
+def pattern_of_regex(expression: str) -> str | None:
+    """Return a regular expression if the engine can hold a text to it; None: it has what cannot be enforced."""
+    if len(expression) > MOST_CHARACTERS:
+        return None
+    try:
+        rust_pattern(expression)
+    except BadPattern:
+        return None
+    return expression
 
 
 class _NoExpression(Exception):
@@ -56,6 +73,8 @@ class _Expressions:
         if re.search(r"^%", text, re.MULTILINE):
             raise _NoExpression
         heads = list(_RULE.finditer(text))
+        if not heads:
+            raise _NoExpression
         ends = [head.start() for head in heads[1:]] + [len(text)]
         self._rules = {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=True)}
         self._open: set[str] = set()
@@ -68,8 +87,6 @@ class _Expressions:
             self._open.add(name)
             self._made[name] = _Alternatives(_tokens(self._rules[name]), self).read()
             self._open.remove(name)
-        if len(self._made[name]) > MOST_CHARACTERS:
-            raise _NoExpression
         return self._made[name]
 
 
@@ -92,20 +109,21 @@ class _Alternatives:
         return text if kind in ("sign", "count") else ""
 
     def _alternatives(self) -> str:
-        ways = [self._sequence()]
+        ways = self._sequence()
+        several = self._peek() == "|"
         while self._peek() == "|":
             self._place += 1
-            ways.append(self._sequence())
-        return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+            ways = _bounded(f"{ways}|{self._sequence()}")
+        return f"(?:{ways})" if several else ways
 
     def _sequence(self) -> str:
-        items: list[str] = []
+        items = ""
         while self._place < len(self._tokens) and self._peek() not in ("|", ")", "]"):
             if self._peek() == "->":
                 self._place += 2  # the name of a branch
                 continue
-            items.append(self._item())
-        return "".join(items)
+            items = _bounded(items + self._item())
+        return items
 
     def _item(self) -> str:
         atom = self._atom()
@@ -139,6 +157,13 @@ class _Alternatives:
         return f"(?:{inner})" if text == "(" else f"(?:{inner})?"
 
 
+def _bounded(expression: str) -> str:
+    """Return an expression that is about to be a part of others. Raises _NoExpression: it is too long."""
+    if len(expression) > MOST_CHARACTERS:
+        raise _NoExpression
+    return expression
+
+
 def _tokens(rule: str) -> list[tuple[str, str]]:
     """Return the tokens of a rule, each with its kind. Raises _NoExpression: something else is there."""
     tokens, place = [], 0
@@ -155,13 +180,24 @@ def _literal(text: str) -> str:
     """Return the expression of a string of Lark."""
     inner = text.removesuffix("i")[1:-1]
     said = re.sub(r"\\(.)", lambda one: _ESCAPES.get(one[0], one[1]), inner)
-    escaped = "".join(_ESCAPES.get(one, f"\\{one}" if one in r"\.+*?()|[]{}^$/" else one) for one in said)
-    return f"(?i:{escaped})" if text.endswith("i") else escaped
+    return "".join(_either_case(one) if text.endswith("i") else _character(one) for one in said)
+
+
+def _character(one: str) -> str:
+    return _ESCAPES.get(one, f"\\{one}" if one in r"\.+*?()|[]{}^$/" else one)
+
+
+def _either_case(one: str) -> str:
+    """Return the expression of a character in either case: the engine's expressions have no flags."""
+    lower, upper = one.lower(), one.upper()
+    return f"[{lower}{upper}]" if lower != upper and len(lower) == len(upper) == 1 else _character(one)
 
 
 def _regex(text: str) -> str:
-    """Return an expression between slashes. Raises _NoExpression: it has flags that are not served."""
+    """Return an expression between slashes. Raises _NoExpression: it is none by itself, or has flags but ``s``."""
     expression, _, flags = text[1:].rpartition("/")
-    if flags not in ("", "i", "s"):
+    if flags not in ("", "s") or pattern_of_regex(expression) is None:
         raise _NoExpression
-    return f"(?{flags}:{expression})"
+    if flags:
+        expression = _DOT.sub(lambda one: r"[\s\S]" if one[0] == "." else one[0], expression)
+    return f"(?:{expression})"

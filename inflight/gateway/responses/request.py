@@ -17,7 +17,6 @@ from inflight.gateway.responses.text_format import read_text_format
 from inflight.gateway.responses.tools import CalledTool, Enforces, read_response_tools
 from inflight.gateway.turns import TurnRules
 
-_ALL_TURNS = TurnRules()
 _PASSED_ON = ("model", "stop", "parallel_tool_calls", "user", *PASSED_ON)
 _NAMES = FieldNames(
     {
@@ -57,8 +56,8 @@ def read_request(
     body: Mapping[str, Any],
     *,
     strict: bool,
-    rules: TurnRules = _ALL_TURNS,
-    enforces: Enforces = lambda parameters: True,
+    rules: TurnRules,
+    enforces: Enforces,
 ) -> ResponsesRequest:
     """Check a body and convert it.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.gateway.reading import JsonValue, check_callers
-from inflight.gateway.responses.grammars import pattern_of_lark
+from inflight.gateway.responses.grammars import pattern_of_lark, pattern_of_regex
 from inflight.gateway.values import boolean, mapping, one_of
 
 _FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
@@ -21,6 +21,8 @@ _NAMESPACE = frozenset({"type", "name", "description", "tools"})
 _ASKING = frozenset({"allowed_callers", "async", "defer_loading", "output_schema"})
 """Fields of a tool that ask for what is not served, unless they say what is so anyway."""
 _OWN_TOOLS = "this server runs no tools; it serves functions and custom tools, which the client calls"
+_CALLED = ("function", "custom")
+"""Types of tools that calls name."""
 Enforces = Callable[[dict[str, Any]], bool]
 """Tells whether the model's format of calls can hold arguments to a schema."""
 _INPUT = "input"
@@ -96,9 +98,7 @@ def custom_input(arguments: str) -> str:
     return arguments
 
 
-def read_response_tools(
-    tools: JsonValue | None, choice: JsonValue | None, enforces: Enforces = lambda parameters: True
-) -> ResponseTools:
+def read_response_tools(tools: JsonValue | None, choice: JsonValue | None, enforces: Enforces) -> ResponseTools:
     """Return the tools and their choice.
 
     Args:
@@ -121,8 +121,13 @@ def read_response_tools(
         return _tools(found, mode, shown, mode)
     kind = choice.need("type")
     if kind.text() == "allowed_tools":
-        return _allowed(choice, found, shown)
-    named = _known(choice, found)
+        return _allowed(choice, reader, shown)
+    if kind.text() not in _CALLED:
+        raise kind.refusal(_OWN_TOOLS)
+    named = _known(choice, reader)
+    if named is None:
+        name = choice.need("name")
+        raise name.error(f"is {_short(name)}, which is left out: its grammar cannot be enforced")
     chat_choice = {"type": "function", "function": {"name": named.called.function}}
     return _tools(found, chat_choice, shown, choice.object())
 
@@ -135,26 +140,59 @@ def _tools(
     return ResponseTools(chat, choice, shown, shown_choice, [one.place for one in found], called)
 
 
-def _allowed(choice: JsonValue, found: list[_Callable], shown: list[dict[str, Any]]) -> ResponseTools:
-    """Return the tools that a choice allows, of all that there are."""
+def _allowed(choice: JsonValue, reader: _Reader, shown: list[dict[str, Any]]) -> ResponseTools:
+    """Return the tools that a choice allows, of all that there are; those that are left out are so here too."""
     given, mode = choice.need("tools"), choice.need("mode").read(one_of("auto", "required"))
-    allowed = [_known(tool, found) for tool in given.elements()]
+    allowed: list[_Callable] = []
+    obeyed: list[dict[str, Any]] = []
+    for tool in given.elements():
+        named = _named(tool, reader)
+        if not named and mode == "required":
+            raise tool.refusal('this tool is left out, and the mode "required" may ask for it')
+        if not named:
+            tool.ignored.append(f"{tool.path}.{tool.need('type').text()}")
+        else:
+            obeyed.append(tool.object())
+        allowed += named
     if not allowed:
-        raise given.error("is empty; it must name at least one tool")
-    return _tools([one for one in found if one in allowed], mode, shown, choice.object())
+        raise given.error("names no tool that is served; it must name at least one")
+    shown_choice = choice.object() | {"tools": obeyed}
+    return _tools([one for one in reader.found if one in allowed], mode, shown, shown_choice)
 
 
-def _known(choice: JsonValue, found: list[_Callable]) -> _Callable:
-    """Return the tool that a choice names. Raises ApiError: none is this one, or its type is not served."""
-    kind = choice.need("type")
-    if kind.text() not in ("function", "custom"):
-        raise kind.refusal(_OWN_TOOLS)
-    name, namespace = choice.need("name"), choice.get("namespace")
-    wanted = CalledTool(name.text(), namespace.text() if namespace else None, kind.text() == "custom")
-    for one in found:
+def _named(choice: JsonValue, reader: _Reader) -> list[_Callable]:
+    """Return the tools that an allowed one names: those of a namespace, or one; [] where they are left out.
+
+    Raises:
+        ApiError: the request has no tool of this name.
+    """
+    kind = choice.need("type").text()
+    if kind in _CALLED:
+        known = _known(choice, reader)
+        return [] if known is None else [known]
+    if kind != "namespace":
+        return []
+    name = choice.need("name")
+    if name.text() not in reader.namespaces:
+        raise name.error(f"is {_short(name)}; the request has no namespace of this name")
+    return [one for one in reader.found if one.called.namespace == name.text()]
+
+
+def _known(choice: JsonValue, reader: _Reader) -> _Callable | None:
+    """Return the tool that a choice names; None: it is left out. Raises ApiError: the request has no such tool."""
+    kind, name, namespace = choice.need("type").text(), choice.need("name"), choice.get("namespace")
+    wanted = CalledTool(name.text(), namespace.text() if namespace else None, kind == "custom")
+    for one in reader.found:
         if one.called == wanted:
             return one
-    raise name.error(f"is {name.text()[:64]!r}; no {kind.text()} tool of the request that is served has this name")
+    if wanted in reader.left_out:
+        return None
+    raise name.error(f"is {_short(name)}; the request has no {kind} tool of this name")
+
+
+def _short(name: JsonValue) -> str:
+    """Return a name as an error shows it."""
+    return repr(name.text()[:64])
 
 
 class _Reader:
@@ -162,6 +200,10 @@ class _Reader:
 
     def __init__(self, enforces: Enforces) -> None:
         self.found: list[_Callable] = []
+        """The tools that may be called."""
+        self.left_out: set[CalledTool] = set()
+        """Custom tools whose grammar cannot be enforced."""
+        self.namespaces: set[str] = set()
         self._enforces = enforces
 
     def read(self, tool: JsonValue, namespace: str | None = None) -> list[dict[str, Any]]:
@@ -181,6 +223,7 @@ class _Reader:
     def _namespace(self, tool: JsonValue) -> dict[str, Any]:
         tool.only(_NAMESPACE)
         name, description = tool.need("name").name(), tool.get("description")
+        self.namespaces.add(name)
         inner = [shown for one in tool.need("tools").elements() for shown in self.read(one, name)]
         return {"type": "namespace", "name": name, "description": description and description.text(), "tools": inner}
 
@@ -209,10 +252,10 @@ class _Reader:
         parameters: dict[str, Any] = {"type": "object", "properties": {_INPUT: text}, "required": [_INPUT]}
         strict = form is not None and form.need("type").read(one_of("text", "grammar")) == "grammar"
         if form is not None and strict:
-            if (pattern := _pattern(form)) is None:
-                return None
+            pattern = _pattern(form)
             text["pattern"], parameters["additionalProperties"] = f"^(?:{pattern})$", False
-            if not self._enforces(parameters):
+            if pattern is None or not self._enforces(parameters):
+                self.left_out.add(CalledTool(name, namespace, is_custom=True))
                 return None
         function = {"description": description.text() if description else "", "parameters": parameters}
         self._add(CalledTool(name, namespace, is_custom=True), function | {"strict": strict}, tool)
@@ -224,9 +267,9 @@ class _Reader:
 
 
 def _pattern(form: JsonValue) -> str | None:
-    """Return the regular expression of a grammar; None: it has none."""
-    definition = form.need("definition").name()
-    return definition if form.need("syntax").read(one_of("lark", "regex")) == "regex" else pattern_of_lark(definition)
+    """Return the regular expression of a grammar; None: it has none that can be enforced."""
+    definition, syntax = form.need("definition").name(), form.need("syntax").read(one_of("lark", "regex"))
+    return pattern_of_regex(definition) if syntax == "regex" else pattern_of_lark(definition)
 
 
 def _check_asking(tool: JsonValue) -> None:

@@ -14,7 +14,7 @@ _MOST_AT_ONCE = 50_000
 """Marks of a text that one C call reads, in some milliseconds."""
 _MARKS = ",:[{"
 SHOWN_CHARACTERS = 80
-"""Of a value in an error."""
+"""The length from which on an error cuts a value."""
 Hook = Callable[[Any], Any]
 
 

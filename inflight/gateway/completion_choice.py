@@ -27,7 +27,7 @@ class CompletionChoice:
         self._pieces_each = 8 * (1 + max(job.request.top_log_probs, job.request.prompt_log_probs or 0))
         self._begun = self._taken = False
         self._scores: PromptScores | None = None
-        """Of the prompt, where they were asked for."""
+        """Log-probs of the prompt, where they were asked for."""
         self._prompt_top: int | None = fields.get("prompt_logprobs")
         """How many of the likeliest tokens ``prompt_logprobs`` has at each position; None: it is not asked for."""
         self._text = ""

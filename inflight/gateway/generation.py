@@ -62,11 +62,11 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    """Of all choices."""
+    """Tokens of all choices."""
     cached_tokens: int = 0
-    """Of the prompt, taken from the prefix cache; known at the end."""
+    """Tokens of the prompt that the prefix cache had; known at the end."""
     written_tokens: int | None = None
-    """Of the rest of the prompt, written to the prefix cache; None: not known, or not yet."""
+    """Tokens of the prompt that were written to the prefix cache; None: not known, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PromptScores:
     """The log-probs of a prompt."""
 
     log_probs: list[float]
-    """Of its tokens but the first."""
+    """Log-probs of its tokens but the first."""
     top: list[list[tuple[int, float]]]
     """At each of these the likeliest tokens, the best first."""
 
@@ -88,14 +88,14 @@ class ChoiceDelta:
     log_probs: list[TokenLogProb]
     token_ids: list[int]
     usage: Usage
-    """Of all choices so far, as far as the engine has given them: parts of one response have the same."""
+    """Tokens of all choices so far, as far as the engine has told: parts of one response have the same."""
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
     """With the end: the stop string that ended it, or ``deadline``."""
     prompt_scores: PromptScores | None = None
     """Where log-probs of the prompt were asked for; the same with each delta."""
     first_token_s: float | None = None
-    """Of an answer that is not streamed, with each of its parts: seconds that the engine took for its first token."""
+    """Seconds that the engine took for the first token; each part of an answer that is not streamed has them."""
     cut_call: bool = False
     """With the end: whether the arguments of a call are not complete, and so no JSON."""
 
@@ -186,7 +186,7 @@ class _Choice:
         self._parser = job.format.parser(job.tools, reasoning_open=job.reasoning_open, has_form=job.has_form)
         self._log_probs = LogProbStream(tokenizer, job.show_special) if job.request.log_probs else None
         self._characters = 0
-        """Of the text shown so far, without markers."""
+        """Length of the text shown so far, without markers."""
         self._called = False
         self._stops = ShownStops(job.shown_stops, job.show_stop) if job.shown_stops else None
         self._taken = self.output_tokens = self.cached_tokens = 0

@@ -67,7 +67,7 @@ class Turns:
         self._calls: dict[str, tuple[_Turn, str]] = {}
         """The turn and the function of each call, by the call's id."""
         self.cut_characters = 0
-        """Of the arguments of calls that are not whole."""
+        """Length of all arguments of calls that are not whole."""
 
     def say(self, role: str, text: str, place: str) -> None:
         """Add what the user, the system or the developer says, which stands at ``place`` in the request."""

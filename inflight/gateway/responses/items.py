@@ -26,7 +26,7 @@ class OutputItem(ABC):
     """An item that is being written. Its events have no ``sequence_number`` and ``output_index`` yet."""
 
     prefix: str
-    """Of its id."""
+    """The beginning of its id."""
 
     def __init__(self) -> None:
         self.id = random_id(self.prefix)

@@ -18,7 +18,7 @@ class TextLogProbs:
 
     def __init__(self) -> None:
         self._waiting: list[TokenLogProb] = []
-        """Of tokens that belong to no text yet."""
+        """Log-probs of tokens that belong to no text yet."""
         self._owed = 0
         """Bytes of the text whose tokens have not been handed out."""
         self._beyond = b""

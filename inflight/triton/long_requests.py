@@ -57,12 +57,13 @@ class LongRequests:
             size, _, task = taken
             try:
                 task()
-            except Exception:  # the thread must outlive it: others wait for it
+            except BaseException:  # such as a panic of a library in Rust; the thread must outlive it: others wait for it
                 log.exception("a long request could not be answered")
-            if size >= LONGEST_BYTES:
-                with self._changed:
-                    self._longest_runs = False
-                    self._changed.notify()
+            finally:
+                if size >= LONGEST_BYTES:
+                    with self._changed:
+                        self._longest_runs = False
+                        self._changed.notify()
 
     def _take(self) -> tuple[int, int, Callable[[], None]] | None:
         """Wait for the shortest task that may run now; None: there are to be no more."""

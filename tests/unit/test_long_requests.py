@@ -8,7 +8,7 @@ from queue import Queue
 
 import pytest
 
-from inflight.triton.long_requests import LongRequests
+from inflight.triton.long_requests import LONGEST_BYTES, LongRequests
 
 
 def test_the_shortest_goes_first() -> None:
@@ -44,15 +44,21 @@ def test_they_get_less_of_the_cpu() -> None:
     requests.close()
 
 
-def test_a_fault_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+class Panic(BaseException):
+    """A fault that is none of Python's own errors, as those of libraries in Rust."""
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no shared memory is left"), Panic("it gave up")])
+@pytest.mark.parametrize("size", [1, LONGEST_BYTES])
+def test_a_fault_ends_no_thread(size: int, fault: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     requests, done = LongRequests(), Queue[int]()
 
     def fail() -> None:
-        raise MemoryError("no shared memory is left")
+        raise fault
 
     for _ in requests._threads:
-        requests.put(1, fail)
-    requests.put(2, lambda: done.put(2))
+        requests.put(size, fail)
+    requests.put(size + 1, lambda: done.put(2))
     assert done.get(timeout=60) == 2
     requests.close()
     for thread in requests._threads:

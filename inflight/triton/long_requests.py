@@ -57,7 +57,7 @@ class LongRequests:
             size, _, task = taken
             try:
                 task()
-            except BaseException:  # such as a panic of a library in Rust; the thread must outlive it: others wait for it
+            except BaseException:  # a panic of a library, too: the thread must outlive it, since others wait for it
                 log.exception("a long request could not be answered")
             finally:
                 if size >= LONGEST_BYTES:

@@ -164,7 +164,12 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
     _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OF_MODELS),
     _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OF_MODELS),
-    _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", **_OF_MODELS),
+    _scalar(
+        "client_id",
+        BYTES,
+        "whose turn it uses, with batching.fairness; where the door or an API key names the client, that name counts",
+        **_OF_MODELS,
+    ),
     _scalar("lora_name", BYTES, "LoRA adapter, by its name in the deployment", own=True, served_by=(TRTLLM,)),
     Tensor("end_ids", INT32, (-1,), "several end ids; end_id wins over them", ragged=True, own=True),
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),

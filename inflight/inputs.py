@@ -13,6 +13,7 @@ import numpy as np
 
 from inflight.contract import CLIENT, ENGINE_NAME_OF, Tensor
 from inflight.errors import InvalidRequest, UnsupportedFeature, nearest
+from inflight.settings.api_keys import client_of
 from inflight.settings.deployment import LimitSettings
 
 TRITON_PARAMETERS = frozenset(
@@ -20,9 +21,10 @@ TRITON_PARAMETERS = frozenset(
     "classification shared_memory_region shared_memory_offset shared_memory_byte_size".split()
 )
 """Request parameters that Triton or its clients add themselves."""
-HEADER_PARAMETERS = frozenset({"traceparent", "tracestate", CLIENT})
-"""The W3C trace context and the client's name, as parameters or as headers that Triton hands on; a client need not know
-whether they are used."""
+HEADER_PARAMETERS = frozenset({"traceparent", "tracestate"})
+"""The W3C trace context, as parameters or as headers that Triton hands on; a client need not know if it is used."""
+MOST_CLIENT_ID = 256
+"""The most characters of a client's name."""
 FOREIGN_NAMES = {
     "text_input input_ids": "prompt input inputs text query",
     "messages input_ids": "conversation system system_prompt",
@@ -144,15 +146,26 @@ def given_end_ids(inputs: Inputs, row: int) -> tuple[int, ...] | None:
     return None if end_id is None else () if end_id == -1 else (end_id,)
 
 
-def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[str]) -> None:
+def client_named(parameters: Mapping[str, object], vouched: bool) -> str:
+    """Return who asks, as the door or the gateway says: a long name's hash, "" where neither does (``vouched``)."""
+    name = str(parameters.get(CLIENT, "")) if vouched else ""
+    return name if len(name) <= MOST_CLIENT_ID else client_of(name)
+
+
+def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[str], vouched: bool = False) -> None:
     """Refuse an unknown request parameter by name.
 
-    On the generate endpoint a misspelt JSON key silently becomes a request parameter.
+    On the generate endpoint a misspelt JSON key silently becomes a request parameter. The client's name may come only
+    where the deployment has a part that says who asks (``vouched``).
 
     Raises:
         InvalidRequest: names the parameter and the known input that is meant, by what others call it or its spelling.
     """
     for name in parameters:
+        if name.lower() == CLIENT:
+            if not vouched:
+                raise InvalidRequest(f"{name} is not supported by this deployment; it needs `door.enabled`")
+            continue
         known = name in TRITON_PARAMETERS or name.lower() in HEADER_PARAMETERS
         if not known and not name.startswith("triton_"):
             inputs = list(known_inputs)

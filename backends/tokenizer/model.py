@@ -94,6 +94,8 @@ class TritonPythonModel:
 def _preprocessor(tokenizer: Tokenizer, deployment: Deployment) -> Preprocessor:
     if deployment.engine.kind != TENSORRTLLM:
         longest = deployment.max_sequence_length(tokenizer.config.max_length)
-        return Preprocessor(tokenizer, deployment.limits, longest)
+        return Preprocessor(tokenizer, deployment.limits, longest, deployment.vouches)
     length = read_engine(deployment).max_sequence_length
-    return UpstreamPreprocessor(tokenizer, deployment.limits, adapter.announce, length, deployment.decoupled)
+    return UpstreamPreprocessor(
+        tokenizer, deployment.limits, adapter.announce, length, deployment.decoupled, deployment.vouches
+    )

@@ -118,7 +118,11 @@ _REQUEST = (
         integer(1, _INT32),
         "milliseconds after which the request ends: before its first token with 504, later as `length`",
     ),
-    served("client_id", string(256), "whose turn it uses, with `batching.fairness: client`"),
+    served(
+        "client_id",
+        string(256),
+        "whose turn it uses, with `batching.fairness: client`; where the door or an API key says who asks, that counts",
+    ),
     served("user", string(), "as `client_id`, where that is not given"),
     served(
         "request_id",

@@ -19,7 +19,11 @@ REQUEST = (
     served("model", string(empty=False), "one of the names that `/v1/models` lists; without it the first"),
     served("priority", integer(-_INT32 - 1, _INT32), "higher is served first"),
     served("deadline_ms", integer(1, _INT32), "milliseconds after which the request ends with 504"),
-    served("client_id", string(256), "whose turn it uses, with `batching.fairness: client`"),
+    served(
+        "client_id",
+        string(256),
+        "whose turn it uses, with `batching.fairness: client`; where the door or an API key says who asks, that counts",
+    ),
     served("user", string(), "as `client_id`, where that is not given"),
     served("request_id", string(128, empty=False), "part of the answer's `id`"),
     served("rid", string(128, empty=False), "SGLang's name of `request_id`"),

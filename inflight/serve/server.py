@@ -42,7 +42,7 @@ from inflight.serve.repository import DEFAULT_VARIANT, orchestrator_environment,
 from inflight.serve.restarts import Restarts
 from inflight.serve.scratch import OwnedDirectory, temporary_directory
 from inflight.serve.shutdown import end_server, kill_server
-from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment
+from inflight.settings.deployment import DOOR_VARIABLE, ENVIRONMENT_VARIABLE, Deployment
 from inflight.settings.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
 from inflight.settings.server import ServerSettings
 from inflight.shared_counters import SHARED_MEMORY
@@ -158,6 +158,7 @@ class TritonServer:
             shields.shield_backend(backends / "python" / PYTHON_LIBRARY, self._runtime.backends_folders)
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
+            DOOR_VARIABLE: "on" if self.deployment.door.enabled else "off",
             METRICS_VARIABLE: "on" if self.metrics else "off",
             RESTARTS_VARIABLE: json.dumps(self.restarts.counts),
             LOG_FORMAT_VARIABLE: self.deployment.observability.log_format,
@@ -278,9 +279,8 @@ class TritonServer:
         ]
         headers = [*(_TRACE_HEADERS if self.deployment.observability.trace_endpoint is not None else ())]
         headers += [CLIENT] if self.deployment.door.enabled else []
-        if headers:
-            pattern = f"(?i)^({'|'.join(headers)})$"
-            command += [f"--{api}-header-forward-pattern={pattern}" for api in ("grpc", "http")]
+        pattern = f"(?i)^({'|'.join(headers)})$"
+        command += [f"--{api}-header-forward-pattern={pattern}" for api in ("grpc", "http") if headers]
         if self.metrics:
             command += [f"--metrics-address={http_address}", f"--metrics-port={server.metrics_port}"]
             command.append(f"--metrics-interval-ms={_METRICS_INTERVAL_MS}")

@@ -42,6 +42,8 @@ from inflight.settings.speculation import SpeculationSettings
 FILE_NAME = "deployment.yaml"
 ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
 """Names the deployment's directory to the stages; set by ``inflight serve``."""
+DOOR_VARIABLE = "INFLIGHT_DOOR"
+"""Tells the stages whether there is a door, "on" or "off"; set by ``inflight serve``, whose options may decide it."""
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 """A time of at most an hour: a longer one is taken for a mistaken unit."""
 _SAYS_NOTHING = re.compile(r"model|[0-9a-f]{40}(-.*)?")
@@ -257,6 +259,11 @@ class Deployment(Section):
         return self.guided_decoding.max_guide_bytes if self.engine.kind == "pytorch" else MOST_GUIDE_BYTES
 
     @property
+    def vouches(self) -> bool:
+        """Whether the door, or the gateway by its API keys, says who asks."""
+        return self.door.enabled or (self.gateway.enabled and self.gateway.api_keys_file is not None)
+
+    @property
     def start_timeout_s(self) -> int:
         """Seconds until every stage must be ready."""
         return self.server.start_timeout_s or (3600 if self.engine.kind in ("trtllm", "tensorrtllm") else 600)
@@ -288,6 +295,17 @@ def load_deployment(directory: Path) -> Deployment:
     """
     path = directory / FILE_NAME
     return resolve(read_settings(path), directory, str(path))
+
+
+def load_served(directory: Path) -> Deployment:
+    """Return the deployment as ``inflight serve`` serves it, with the door that its options have chosen.
+
+    Raises:
+        DeploymentError: as ``load_deployment`` does.
+    """
+    deployment = load_deployment(directory)
+    enabled = os.environ.get(DOOR_VARIABLE, "on" if deployment.door.enabled else "off") == "on"
+    return deployment.model_copy(update={"door": deployment.door.model_copy(update={"enabled": enabled})})
 
 
 def read_settings(path: Path) -> dict[str, Any]:

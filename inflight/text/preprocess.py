@@ -46,10 +46,16 @@ class Preprocessor:
     engine = ""
     """The kind of engine that it validates them for; '': the engine's own stage does that."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: LimitSettings, longest: int | None = None) -> None:
-        """``longest``: most tokens of a prompt and its output together; None: only the engine knows."""
+    def __init__(
+        self, tokenizer: Tokenizer, limits: LimitSettings, longest: int | None = None, vouched: bool = False
+    ) -> None:
+        """
+        Args:
+            longest: most tokens of a prompt and its output together; None: only the engine knows.
+            vouched: whether a part of the deployment says who asks.
+        """
         self._tokenizer = tokenizer
-        self._limits, self._longest = limits, longest
+        self._limits, self._longest, self._vouched = limits, longest, vouched
         config = tokenizer.config
         self._chat = chat_template_of(config)
 
@@ -69,7 +75,7 @@ class Preprocessor:
     def _read(self, request: RawRequest) -> Inputs:
         if request.error is not None:
             raise request.error
-        check_parameters(request.parameters, _KNOWN)
+        check_parameters(request.parameters, _KNOWN, self._vouched)
         source = request.arrays.get("messages", request.arrays.get("text_input"))
         if source is None or not source.size:
             raise InvalidRequest("text_input is missing; a request needs text_input or messages")

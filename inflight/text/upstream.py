@@ -108,6 +108,7 @@ class UpstreamPreprocessor(Preprocessor):
         announce: Callable[[bytes], int | None],
         max_length: int,
         decoupled: bool = True,
+        vouched: bool = False,
     ) -> None:
         """Take the deployment's tokenizer and limits, and what only this stage knows of the engine.
 
@@ -115,7 +116,7 @@ class UpstreamPreprocessor(Preprocessor):
         ``max_length`` tokens are what the engine was compiled for, without those that drafts take. ``decoupled``:
         whether it may answer a request more than once.
         """
-        super().__init__(tokenizer, limits, max_length)
+        super().__init__(tokenizer, limits, max_length, vouched)
         self._announce, self._max_length, self._decoupled = announce, max_length, decoupled
         self._stop_tokens = StopTokens(tokenizer)
 

@@ -16,7 +16,7 @@ from inflight import logs
 from inflight.contract import DETOKENIZER, ENGINE, EXPECTATION, MARK
 from inflight.engine.request import Output
 from inflight.errors import DeploymentError, EngineFailure, InflightError, InvalidRequest, as_told
-from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
+from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, load_served
 from inflight.triton import process, response_writer
 from inflight.triton.request_reader import SubRequest
 from inflight.triton.response_writer import Arrays
@@ -37,7 +37,7 @@ def deployment() -> Deployment:
     Raises:
         DeploymentError: none is named, or it cannot be served.
     """
-    loaded = load_deployment(deployment_directory())
+    loaded = load_served(deployment_directory())
     logs.configure(loaded.observability)
     process.end_with_server()
     process.forget_region()

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from inflight.contract import CLIENT, ENGINE_INPUTS
+from inflight.contract import ENGINE_INPUTS
 from inflight.engine.loop import EngineLoop, SteppedEngine
 from inflight.engine.request import new_stream_key
 from inflight.errors import InvalidRequest
-from inflight.inputs import check_parameters
+from inflight.inputs import check_parameters, client_named
 from inflight.settings.deployment import Deployment
 from inflight.shared_counters import SharedCounter, start_pulse
 from inflight.text.tokenizer import Tokenizer
@@ -73,12 +73,12 @@ class EngineStage:
                     continue
                 parameters, request_id = adapter.read_parameters(request), adapter.read_id(request)
                 sender = self._traces.sender(sender, arrays, parameters, request_id)
-                check_parameters(parameters, _KNOWN)
                 settings = self._deployment
+                check_parameters(parameters, _KNOWN, settings.vouches)
                 options, subrequests = read_request(
                     arrays, request_id, settings.limits, self._vocab_size, self._decoupled,
                     engine=settings.engine.kind, max_sequences=settings.batching.max_queue_size,
-                    client=str(parameters.get(CLIENT, "")), by_client=settings.batching.fairness == "client",
+                    client=client_named(parameters, settings.vouches), by_client=settings.batching.fairness == "client",
                     most_guide_bytes=settings.most_guide_bytes,
                 )  # fmt: skip
                 self._accept(sender, options, subrequests)

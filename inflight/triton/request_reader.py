@@ -14,6 +14,7 @@ from inflight.engine.kvcache.retention import Retention, retention_of
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import (
+    MOST_CLIENT_ID,
     Inputs,
     check_number,
     check_one_response,
@@ -23,11 +24,9 @@ from inflight.inputs import (
     read_sampling,
 )
 from inflight.sampling import MAX_SEED, Guide, Pooling, SamplingParams
-from inflight.settings.api_keys import client_of
 from inflight.settings.deployment import LimitSettings
 from inflight.settings.guided import MOST_GUIDE_BYTES
 
-_MAX_CLIENT_ID = 256
 _SAMPLING_INPUTS = {
     **{name: name for name in "temperature min_p min_tokens seed beam_width early_stopping ignore_eos".split()},
     **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")},
@@ -228,15 +227,13 @@ def _resumed(inputs: Inputs, options: OutputOptions, sampling: SamplingParams) -
 
 
 def _client(inputs: Inputs, row: int, client: str, by_client: bool) -> str:
-    """Return who asks: ``client``, shortened to its hash where it is long, or who the request says."""
+    """Return who asks: ``client``, or who the request says where that is ""; docs/contract.md tells of it."""
     named = inputs.string("client_id", row) or ""
     if named and not by_client:
         raise UnsupportedFeature("client_id is not supported by this deployment; set `batching.fairness: client`")
-    if len(named) > _MAX_CLIENT_ID:
-        raise InvalidRequest(f"client_id has {len(named)} characters; it may have {_MAX_CLIENT_ID}")
-    if not client:
-        return named
-    return client if len(client) <= _MAX_CLIENT_ID else client_of(client)
+    if len(named) > MOST_CLIENT_ID:
+        raise InvalidRequest(f"client_id has {len(named)} characters; it may have {MOST_CLIENT_ID}")
+    return client or named
 
 
 def _deadline_ns(inputs: Inputs, row: int) -> int | None:

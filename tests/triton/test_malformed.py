@@ -118,6 +118,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x"}, "did you mean 'text_input'?"),
     ({"stop": "x"}, "did you mean 'stop_words'?"),
     ({"n": 2}, "did you mean 'num_return_sequences'?"),
+    ({"x-inflight-client": "x"}, "x-inflight-client is not supported by this deployment"),
 ]
 FORGED = {
     "output_ids": np.ones((1, 1, 1), np.int32),

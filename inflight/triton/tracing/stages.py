@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inflight.clock import now_ns
-from inflight.contract import CLIENT
 from inflight.engine.request import Output, RequestMetrics
 from inflight.errors import InvalidRequest, as_told, readable
+from inflight.inputs import client_named
 from inflight.settings.deployment import Deployment
 from inflight.text.postprocess import Postprocessor, StreamStates
 from inflight.text.preprocess import Arrays, Preprocessor, RawRequest
@@ -89,7 +89,7 @@ class TracedPreprocessor:
             if self._level:
                 fields = {
                     "request_id": request.request_id,
-                    "client": str(request.parameters.get(CLIENT, "")),
+                    "client": client_named(request.parameters, self._deployment.vouches),
                     "trace_id": trace.trace_id if trace else "",
                     "outcome": as_told(error).label,
                     "total_ms": _milliseconds(began, ended),
@@ -149,7 +149,7 @@ class RequestTraces:
             trace, _ = _read_trace(TRACE_CONTEXT, arrays, "tokenizer")
         else:
             trace = self._tracer.begin(parameters, _span_name("text_completion", self._deployment), now_ns())
-        client = str(parameters.get(CLIENT, ""))
+        client = client_named(parameters, self._deployment.vouches)
         return TracedSender(sender, request_id, client, trace, through_tokenizer, self._tracer, self._level)
 
 

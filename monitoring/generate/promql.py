@@ -12,7 +12,7 @@ from inflight.contract import ENGINE
 from inflight.metrics import FAMILIES
 
 FAILURES_COUNTED = 2
-"""How often Triton (2.51) counts a request that fails in an ensemble in the ensemble's own
+"""The number of times that Triton 2.51 counts a request that fails in an ensemble in the ensemble's own
 ``nv_inference_request_failure``. A test holds a real server to it."""
 _SUFFIXES = ("_bucket", "_sum", "_count")
 

@@ -70,7 +70,7 @@ end
 whoever does not know them must not ignore (RFC 7515, 4.1.11), and Envoy does."""
 
 TOKEN_METADATA = "envoy.filters.http.jwt_authn", "token"
-"""Where Envoy's filter for tokens leaves the claims."""
+"""The metadata in which Envoy's filter for tokens leaves the claims."""
 TOKEN_NAME = f"""\
 local function escaped(character) return string.format("%%%02X", character:byte()) end
 function envoy_on_request(handle)

@@ -71,7 +71,7 @@ def _panics_are_errors() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError("an expression of the tokenizer gives the text up") from None
+        raise ValueError("the tokenizer's regular expression gave up on this text (too much backtracking)") from None
 
 
 class Tokenizer:

@@ -192,7 +192,10 @@ def test_a_token_with_extensions_that_must_be_known_is_refused(by_token: Door, n
         (b" \n{ }", b' \n{"x-inflight-client":"anna" }'),
         (b'{"x-inflight-client":"berta","a":1}', b'{"x-inflight-client":"anna","a":1}'),
         (b'{"x-inflight-client":"berta"}', b'{"x-inflight-client":"anna"}'),
-        (b"[1]", b"[1]"),
+        (
+            b'{"text_input":"is \\"x-inflight-client\\": a header?"}',
+            b'{"x-inflight-client":"anna","text_input":"is \\"x-inflight-client\\": a header?"}',
+        ),
         (b"", b""),
     ],
 )
@@ -204,6 +207,27 @@ def test_the_name_is_first_in_a_body_of_generate(by_token: Door, body: bytes, pa
         assert by_token.http.requests[-1]["body_bytes"] == len(passed)
     assert by_token.ask("POST", "/v1/completions", given, body=body).status == 200
     assert by_token.gateway.requests[-1]["body"].encode() == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[1]",
+        b'\xef\xbb\xbf{"x-inflight-client":"berta"}',
+        b'{"a":1,"parameters":{"x-inflight-client":"berta"}}',
+        b'{"parameters":{"b":{},"\\u0078-inflight\\u002dclient" : "berta"}}',
+        b'{"x-inflight-client":"berta","x-inflight-client":"berta"}',
+        b'{"a":1,"x-inflight-client":5}',
+    ],
+)
+def test_a_body_of_generate_names_nobody(by_token: Door, body: bytes) -> None:
+    given = as_bearer(token(SECRET, sub="anna", exp=time.time() + LATER))
+    before = len(by_token.http.requests)
+    for call in ("generate", "generate_stream"):
+        answer = by_token.ask("POST", f"/v2/models/ensemble/{call}", given, body=body)
+        assert answer.status == 400
+        assert answer.json["error"].startswith("INVALID_ARGUMENT: ")
+    assert len(by_token.http.requests) == before
 
 
 def signed_by(key: Path, **claims: Any) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inflight.serve.envoy.paths import INFER
+from inflight.serve.envoy.paths import GENERATE, INFER, MODEL_PATH
 from inflight.serve.envoy.values import SHOULD_RETRY, Config
 
 RETRY_AFTER_S = 2
 """Seconds that a client which is refused for now is told to wait."""
 _LATER = (429, 503)
 _ROUTE_SAYS = "%LOCAL_REPLY_BODY%"
-"""Stands for the text of the route that refuses: several do so with 404, for gRPC's methods and ``infer``."""
+"""Stands for the text of what refuses: routes do so with 404, for gRPC's methods and ``infer``, and the script that reads
+a body of ``generate`` with 400."""
 _WORDS = {
     400: "the request is not valid HTTP",
     401: "an API key or a token is needed, as `Authorization: Bearer ...`",
@@ -34,8 +35,13 @@ _GRPC_STATUS = dict.fromkeys((413, 415, 431), "3")
 """The status of gRPC, here INVALID_ARGUMENT, where Envoy's own for that of HTTP would say nothing: UNKNOWN."""
 _GRPC = {"header_filter": {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}}
 _KSERVE_PATHS = {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}
-_INFER = {"header_filter": {"header": {"name": ":path", "string_match": {"safe_regex": {"regex": rf"{INFER}(\?.*)?"}}}}}
 _KSERVE = {"header_filter": {"header": {"name": ":path", "string_match": _KSERVE_PATHS}}}
+
+
+def _at(path: str) -> Config:
+    """Return the filter of requests to a path, with a query or without."""
+    match = {"safe_regex": {"regex": rf"{path}(\?.*)?"}}
+    return {"header_filter": {"header": {"name": ":path", "string_match": match}}}
 
 
 def local_replies(elsewhere: bool) -> Config:
@@ -44,10 +50,11 @@ def local_replies(elsewhere: bool) -> Config:
     Args:
         elsewhere: whether a door before this one is told to send elsewhere what this one answers with 503.
     """
-    infer = _mapper(404, [_INFER], _as_json({"error": _ROUTE_SAYS}), {})
+    said = _as_json({"error": _ROUTE_SAYS})
+    own = [_mapper(404, [_at(INFER)], said, {}), _mapper(400, [_at(f"{MODEL_PATH}{GENERATE}")], said, {})]
     broke = _of_status(503, _BROKE, elsewhere, {"response_flag_filter": {"flags": ["UC", "UR"]}})
     others = (one for status, words in _WORDS.items() for one in _of_status(status, words, elsewhere))
-    return {"mappers": [infer, *broke, *others]}
+    return {"mappers": [*own, *broke, *others]}
 
 
 def _of_status(status: int, words: str, elsewhere: bool, *filters: Config) -> list[Config]:

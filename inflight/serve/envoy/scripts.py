@@ -84,22 +84,34 @@ end
 """Names the client by its token's ``sub``. What a header or a log cannot carry is percent-encoded."""
 
 NAME_IN_BODY = f"""\
-local spaces = "[ \\t\\r\\n]*"
+local spaces, key = "[ \\t\\r\\n]*", '"{CLIENT.replace("-", "%-")}"[ \\t\\r\\n]*:'
+local function refuse(handle, why)
+  handle:respond({{[":status"] = "400"}}, "INVALID_ARGUMENT: " .. why)
+end
+local function plain(digits)
+  local character = string.char(tonumber(digits, 16))
+  return character:find('["\\\\%c]') and "?" or character
+end
 function envoy_on_request(handle)
   local body = handle:body()
   if body == nil then return end
   local text = body:getBytes(0, body:length())
   local _, brace = text:find("^" .. spaces .. "{{")
-  if brace == nil then return end
+  if brace == nil then return refuse(handle, "the body must be an object of JSON") end
   local _, said = text:find('^"{CLIENT.replace("-", "%-")}":"[^"\\\\]*",?', brace + 1)
   local rest = text:sub((said or brace) + 1)
+  local spelt = rest:find("\\\\u00", 1, true) and rest:gsub("\\\\u00(%x%x)", plain) or rest
+  if spelt:find(key) then return refuse(handle, "{CLIENT} is what the door says, and no field of a body") end
   local comma = rest:find("^" .. spaces .. "}}") and "" or ","
   local name = '"{CLIENT}":"' .. handle:headers():get("{CLIENT}") .. '"'
   handle:headers():replace("content-length", body:setBytes(text:sub(1, brace) .. name .. comma .. rest))
 end
 """
-"""Puts the client's name first into a body that is an object of JSON, in place of what a door before this one wrote.
-A second field of that name, in whatever spelling, Triton refuses."""
+"""Puts the client's name first into a body, in place of what a door before this one wrote.
+
+It refuses a body that is no object of JSON, since Triton's reader skips more than white space before one, and another
+field of that name in whatever spelling and depth, since Triton lets those of ``parameters`` win.
+"""
 
 
 def keys_script(clients: Mapping[str, str]) -> str:

@@ -61,7 +61,7 @@ class TakesLonger(BaseException):
 
 
 class _Budget:
-    """What is left to one rendering."""
+    """The processor time and the characters that are left to one rendering."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -208,7 +208,7 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
 
 
 class _Steps:
-    """What a loop goes over; each turn is a step."""
+    """The values that a loop goes over; each turn is a step."""
 
     def __init__(self, values: Any) -> None:
         self._values = values

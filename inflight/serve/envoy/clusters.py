@@ -27,10 +27,10 @@ _WINDOW_BYTES = 1 << 20
 _UNLIMITED = 1_000_000
 """Requests, connections and tries at once of one server: those of clients are bounded before."""
 _STATUS_CONNECTIONS = 64
-"""Of what tells the status, which closes those beyond a few hundred: in a flood of requests, which need no key, others
-wait their turn here, and are not told that the server is not live or not ready."""
+"""The most connections to what tells the status, which closes those beyond a few hundred: in a flood of requests, which
+need no key, others wait their turn here, and are not told that the server is not live or not ready."""
 _BUFFER_BYTES = 256 << 10
-"""Of a connection: what waits beyond it for a slow reader is not read any more."""
+"""The most bytes that a connection keeps for a slow reader; no more is read meanwhile."""
 
 
 def clusters(settings: DoorSettings, replicas: Sequence[Upstreams]) -> list[Config]:

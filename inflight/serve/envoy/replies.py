@@ -28,7 +28,7 @@ _WORDS = {
     504: "the server has not answered for too long",
 }
 _BROKE = "the server broke under this request; send it again later"
-"""Of a request that a server had got when its connection ended: the clients of `inflight.client` know these words."""
+"""The answer to a request that a server had got when its connection ended: `inflight.client` knows these words."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors that are not of a whole hundred of statuses."""
 _GRPC_STATUS = dict.fromkeys((413, 415, 431), "3")

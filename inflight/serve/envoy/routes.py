@@ -34,7 +34,7 @@ _TRIES_ELSEWHERE = 2
 """New tries where there are several replicas: a request that ends its server ends three of them at most."""
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 _OPEN_BODY_BYTES = 1024
-"""Of a request that needs no key; those that there are have none."""
+"""The largest body of a request that needs no key; those that there are have none."""
 _NO_SUCH = "there is no such path, or it takes another method"
 _STREAMS = (
     "the models of this deployment stream: send `generate` or `generate_stream` over HTTP, or ModelStreamInfer over "

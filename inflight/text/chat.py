@@ -27,6 +27,10 @@ from inflight.text.generic_tools import with_generic_tools
 from inflight.text.messages import Message, check_messages
 
 _LONGEST_FORMAT = 256
+_REFUSALS = (
+    jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, NameError, RuntimeError,
+)  # fmt: skip
+"""Errors that a template, or what it calls, may raise."""
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}
@@ -69,6 +73,8 @@ class ChatTemplate:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
         except (RecursionError, MemoryError, SyntaxError):  # of the parser, or of Python's compiler
             raise DeploymentError("chat template: it is nested too deep") from None
+        except ValueError as error:  # of a number with thousands of digits
+            raise DeploymentError(f"chat template: it cannot be compiled: {error}") from None
         read = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"}
         # A variable with a default, set where the request does not say it, is the request's too.
         given = jinja2.meta.find_undeclared_variables(tree) | {
@@ -111,7 +117,7 @@ class ChatTemplate:
         if self.knows_no_tools:
             tools = options.pop("tools", None) or ()
             if tools or has_calls:
-                messages = with_generic_tools(messages, tools, self._takes("system", "user"))
+                messages = self._generic(messages, tools)
         for name in options:
             if name in self._unused and options[name]:
                 raise UnsupportedFeature(f"{name}: this model's chat template has no use of {name}")
@@ -176,8 +182,14 @@ class ChatTemplate:
             ]
         calling = [message for message in messages if message.get("tool_calls")]
         if self._dialect_loses(calling):
-            return with_generic_tools(messages, (), self._takes("system", "user"))
+            return self._generic(messages, ())
         return _in_dialect(messages, self._dialect) if calling else messages
+
+    def _generic(self, messages: list[Message], tools: Any) -> list[Message]:
+        try:
+            return with_generic_tools(messages, tools, self._takes("system", "user"))
+        except RecursionError:
+            raise InvalidRequest("tools: nested too deep") from None
 
     def _dialect_loses(self, calling: list[Message]) -> bool:
         """Return whether the template would drop the calls of a message: of one that also has text."""
@@ -193,11 +205,11 @@ class ChatTemplate:
             raise InvalidRequest(
                 "messages has a lone surrogate (half of a \\u escape pair); it is not a character"
             ) from None
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
         except (RecursionError, MemoryError):
             raise InvalidRequest("messages: too deeply nested or too large for the chat template") from None
+        except _REFUSALS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
         return prompt
 
 

@@ -133,6 +133,7 @@ def _text_of(token: Any) -> str:
     text = token if isinstance(token, str) else token["content"]
     if not isinstance(text, str):
         raise TypeError(f"a special token is {token!r}")
+    text.encode()  # raises UnicodeEncodeError, a ValueError, for half a character
     return text
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from inflight.errors import InvalidRequest
 from inflight.text.messages import Message
 
 _INTRODUCTION = """\
@@ -32,35 +33,35 @@ def with_generic_tools(messages: Sequence[Message], tools: Sequence[Any], takes_
         messages: as ``check_messages`` returns them.
         tools: as the request gives them; none: there may be calls of earlier ones all the same.
         takes_system: whether the template shows a system message; else the tools stand in the user's first one.
+
+    Raises:
+        InvalidRequest: ``tools`` is no list of objects.
     """
-    made = list[Message]()
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, dict) for tool in tools):
+        raise InvalidRequest("tools must be a list of objects")
+    made, in_outputs = list[Message](), False
     for message in messages:
+        goes_on = in_outputs and message["role"] in ("tool", "user")  # roles alternate in most templates
+        in_outputs = message["role"] == "tool" or goes_on
         if calls := message.get("tool_calls"):
             texts = [message["content"] or "", *(_call(call["function"]) for call in calls)]
             made.append({"role": "assistant", "content": "\n".join(filter(None, texts))})
-        elif message["role"] == "tool":
-            _answer(made, f"<tool_response>\n{message['content']}\n</tool_response>")
-        elif message["role"] == "user" and made and made[-1].get("of_tools"):
-            _answer(made, message["content"])
+            continue
+        said = message["content"]
+        text = f"<tool_response>\n{said}\n</tool_response>" if message["role"] == "tool" else said
+        if goes_on:
+            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
         else:
-            made.append(message)
+            made.append({"role": "user", "content": text} if message["role"] == "tool" else message)
     if tools:
         text = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         _introduce(made, text, "system" if takes_system else "user")
-    return [{name: value for name, value in message.items() if name != "of_tools"} for message in made]
+    return made
 
 
 def _call(function: dict[str, Any]) -> str:
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
-
-
-def _answer(made: list[Message], text: str) -> None:
-    """Add text to the user's turn that outputs of tools have begun, or begin one: roles alternate in most templates."""
-    if made and made[-1].get("of_tools"):
-        made[-1]["content"] += f"\n{text}"
-    else:
-        made.append({"role": "user", "content": text, "of_tools": True})
 
 
 def _introduce(made: list[Message], text: str, role: str) -> None:

@@ -21,6 +21,14 @@ _INT32 = 2**31
 _NO_TOKEN = -1
 """The number that some files give a token which is missing."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+}
+_RANGES["repetition_penalty"] = (1e-3, 1e3)
+"""The values that requests may give, by the tables of the gateway."""
 _CUTS = {"top_p", "top_k", "min_p"}
 _UNREAD = (
     "num_beams", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "stop_strings",
@@ -127,6 +135,13 @@ def read_sampling_defaults(generation: Mapping[str, Any] | None, model: Mapping[
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} of {place} is {value!r:.200}")
+        least, most = _RANGES[name]
+        if not least <= value <= most:  # NaN is in no range
+            raise TypeError(f"{name} of {place} is {value!r:.200}; it must be from {least:g} to {most:g}")
+    if "top_k" in given:
+        if type(given["top_k"]) is not int:
+            raise TypeError(f"top_k of {place} is {given['top_k']!r}; it must be an integer")
+        given["top_k"] = max(0, given["top_k"])  # -1, too, says all tokens
     for name in _UNREAD:
         if source.get(name) not in _NEUTRAL:
             log.warning("%s: `%s` is %.120r, which is not followed: requests ask for it", place, name, source[name])

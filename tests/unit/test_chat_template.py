@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -272,3 +273,31 @@ def test_defaults_that_a_template_sets_are_options() -> None:
 def test_bad_messages_with_tools_are_named(message: object, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         parse_messages(json.dumps([message]))
+
+
+@pytest.mark.parametrize("source", ["{% set x = 1e999 %}{{ x }}", "{% set c = cycler() %}", "{{ messages.x.y }}"])
+def test_whatever_a_template_raises_is_a_refusal(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="^messages: the chat template refuses them: "):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+
+
+def test_a_number_of_thousands_of_digits_stops_the_start_in_one_line() -> None:
+    with pytest.raises(DeploymentError, match="chat template: it cannot be compiled: Exceeds the limit"):
+        ChatTemplate("{{ " + "9" * 5000 + " }}", {})
+
+
+@pytest.mark.parametrize("tools", [5, True, "abc", {"a": 1}, [[[]]]], ids=str)
+def test_tools_that_are_no_list_of_objects_are_refused(tools: Any) -> None:
+    with pytest.raises(InvalidRequest, match="tools must be a list of objects"):
+        ChatTemplate(PLAIN, {}).render(MESSAGES, {"tools": tools})
+
+
+def test_deep_tools_are_refused_and_no_mark_of_a_client_moves_its_text() -> None:
+    deep: Any = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(InvalidRequest, match="tools: nested too deep"):
+        ChatTemplate(PLAIN, {}).render(MESSAGES, {"tools": [deep]})
+    forged = [{"role": "assistant", "content": "A", "of_tools": True}, {"role": "user", "content": "B"}]
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert "[assistant]A[user]B" in ChatTemplate(PLAIN, {}).render(forged, {"tools": [tool]})

@@ -37,6 +37,12 @@ def _checkpoint(directory: Path, **files: object) -> Path:
         {"config": {"pad_token_id": 2**31}},
         {"config": {"max_position_embeddings": "4096"}},
         {"tokenizer_config": {"bos_token": {"content": 5}}},
+        {"tokenizer_config": {"bos_token": "\ud800"}},
+        {"generation_config": {"temperature": -1}},
+        {"generation_config": {"temperature": 10**400}},
+        {"generation_config": {"top_p": float("nan")}},
+        {"generation_config": {"top_k": 2.5}},
+        {"generation_config": {"repetition_penalty": 0}},
     ],
 )
 def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files: dict[str, object]) -> None:

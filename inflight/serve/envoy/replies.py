@@ -12,8 +12,8 @@ RETRY_AFTER_S = 2
 """Seconds that a client which is refused for now is told to wait."""
 _LATER = (429, 503)
 _ROUTE_SAYS = "%LOCAL_REPLY_BODY%"
-"""Stands for the text of what refuses: routes do so with 404, for gRPC's methods and ``infer``, and the script that reads
-a body of ``generate`` with 400."""
+"""Stands for the text of what refuses: a route with 404, of gRPC's methods and ``infer``, or the script that reads a
+body of ``generate``, with 400."""
 _WORDS = {
     400: "the request is not valid HTTP",
     401: "an API key or a token is needed, as `Authorization: Bearer ...`",

@@ -26,7 +26,8 @@ class Reference:
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
         self._weights: dict[str, Array] = {
-            tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float32) for tensor in reader.tensors
+            tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+            for tensor in reader.tensors
         }
         self._fields = {name: field.contents() for name, field in reader.fields.items() if "ggml.tok" not in name}
         self._is_gemma = self._fields["general.architecture"] == "gemma3"

@@ -96,6 +96,22 @@ def test_a_late_dear_sequence_does_not_overtake_by_what_others_had() -> None:
     assert abs(first.tokens - before - late.tokens) <= 1
 
 
+def test_dear_sequences_that_come_and_go_starve_nobody() -> None:
+    """Each of the others has one cheap mask and one dear one, and then another takes its place."""
+    choice, victim = MaskTurns(), Running(Guided(0.0003))
+    steps([Running(), victim], 2, choice)
+    others, before = [Running(Guided(0.0001)) for _ in range(2)], victim.tokens
+    for _ in range(400):
+        steps([Running(), victim, *others], 1, choice)
+        for place, one in enumerate(others):
+            assert one.guide is not None
+            if one.tokens and one.guide.mask_s < 0.002:
+                one.guide.mask_s = 0.002
+            elif one.tokens > 1:
+                others[place] = Running(Guided(0.0001))
+    assert victim.tokens - before > 100
+
+
 def test_a_busy_machine_teaches_little() -> None:
     choice, dear = MaskTurns(), Running(Guided(0.004))
     known: list[Any] = [Running(), dear]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from queue import Queue
@@ -11,8 +12,10 @@ import pytest
 from inflight.triton.long_requests import LONGEST_BYTES, LongRequests
 
 
-def test_the_shortest_goes_first() -> None:
-    requests, gate, done = LongRequests(), threading.Semaphore(0), Queue[int]()
+@pytest.mark.parametrize("old", [False, True])
+def test_the_shortest_goes_first_unless_a_longer_one_is_older(old: bool) -> None:
+    clock = itertools.count(0, 60 * old)  # seconds: longer than the largest is put off
+    requests, gate, done = LongRequests(lambda: next(clock)), threading.Semaphore(0), Queue[int]()
     started = Queue[int]()
 
     def hold() -> None:
@@ -25,9 +28,9 @@ def test_the_shortest_goes_first() -> None:
     for _ in range(held):
         started.get(timeout=60)
     for size in (30, 10, 20):
-        requests.put(size, lambda size=size: done.put(size))
+        requests.put(size << 20, lambda size=size: done.put(size))
     gate.release()  # one thread goes on, and does them one after the other
-    assert [done.get(timeout=60) for _ in range(3)] == [10, 20, 30]
+    assert [done.get(timeout=60) for _ in range(3)] == ([30, 10, 20] if old else [10, 20, 30])
     gate.release(held)
     requests.close()
     for thread in requests._threads:

@@ -30,6 +30,9 @@ class MaskTurns:
         """Seconds that dear masks may take now; negative: what they have taken too much."""
         self._had_s: dict[Sequence, float] = {}
         """What each of the sequences with dear masks has had; who has had least is next."""
+        self._fair_s = 0.0
+        """What each would have had by equal shares of all that was given: newcomers begin with that, so that those who
+        come and go overtake nobody (the virtual time of weighted fair queueing: Demers, Keshav and Shenker, 1989)."""
         self._taken: list[tuple[Sequence, float]] = []
         """The sequences of the next step that have guides, with what their masks have taken before it."""
 
@@ -64,8 +67,7 @@ class MaskTurns:
     def _waiting(self, costs: dict[Sequence, float], *, alone: bool) -> set[Sequence]:
         """Return the sequences that wait, of those with guides; ``alone``: there are no others."""
         dear = {one: cost for one, cost in costs.items() if cost > CHEAP_S}
-        newcomers_s = min(self._had_s.values(), default=0.0)
-        self._had_s = {one: self._had_s.get(one, newcomers_s) for one in dear}
+        self._had_s = {one: self._had_s.get(one, self._fair_s) for one in dear}
         alone = alone and len(dear) == len(costs)
         allowed_s = max(SHARE * self._step_s, ALONE_S if alone else 0.0)
         self._credit_s = min(self._credit_s + allowed_s, allowed_s)
@@ -77,6 +79,7 @@ class MaskTurns:
                 continue
             self._credit_s -= dear[one]
             self._had_s[one] += dear[one]
+            self._fair_s += dear[one] / len(dear)
             if one.guide is not None:
                 one.guide.had_turn = True
         return waiting

@@ -1,8 +1,8 @@
 """Prepares long requests in threads of their own, so that short ones do not wait while megabytes are tokenized.
 
-A shorter one is next, unless a longer one has waited for a second more for each MiB that it is longer: so none waits for
-ever. All threads but one leave the longest, which take seconds, to that one. The threads have a lower CPU priority than
-the engine's steps and short prompts.
+A shorter one is next, unless a longer one has waited for a second more for each MiB that it is longer, so that all have
+their turn. All threads but one leave the longest, which take seconds, to that one. The threads have a lower CPU
+priority than the engine's steps and short prompts.
 """
 
 from __future__ import annotations

@@ -279,7 +279,10 @@ def _expect_failure(reason: str, *arguments: str) -> None:
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode not in (0, None)
     swept = "removed what a killed server has left"  # another test has killed that
-    [line] = [line for line in said.splitlines() if line.strip() and swept not in line]
+    phase = re.compile(r" *\d+\.\d s  \w")  # what the stages said before
+    lines = [line for line in said.splitlines() if line.strip() and swept not in line]
+    [line] = [line for line in lines if not phase.match(line)]
+    assert lines[-1] == line
     assert line.startswith("inflight: ")
     assert reason in line
     assert not _servers(), "a process was left running"

@@ -14,6 +14,7 @@ from inflight.gateway.errors import ApiError
 from inflight.gateway.messages.events import MessageUsage, MessageWriter
 from inflight.gateway.responses.events import ResponseUsage, ResponseWriter
 from inflight.gateway.responses.request import read_request
+from inflight.gateway.turns import TurnRules
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from tests.gateway.programs.conftest import environment
 
@@ -41,7 +42,10 @@ pytestmark = [pytest.mark.programs, pytest.mark.timeout(600)]
 
 def response(output: list[OutputEvent], end: str) -> tuple[str, list[Json], Json]:
     """Return a stream of /v1/responses, with its name and its response."""
-    shown = read_request(ASKED, strict=True).shown | {"temperature": 1.0, "top_p": 1.0}
+    shown = read_request(ASKED, strict=True, rules=TurnRules(), enforces=lambda _: True).shown | {
+        "temperature": 1.0,
+        "top_p": 1.0,
+    }
     writer = ResponseWriter(shown, "demo", seals_reasoning=True)
     events = writer.begin() if output or end != "failed" else []
     for one in output:

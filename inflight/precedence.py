@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class Fact(NamedTuple):
-    """One thing that a checkpoint or a GGUF file may say more than once."""
+    """A thing that a checkpoint or a GGUF file may say more than once."""
 
     places: tuple[str, ...]
-    """Where it may stand; an earlier place wins over a later one."""
+    """Places where it may stand; an earlier one wins over a later one."""
     rule: str
     """How the places are settled, in words."""
     why: str
@@ -127,7 +127,7 @@ FACTS: dict[str, Fact] = {
         "llama.cpp's conversion writes them from that file, and its programs sample so.",
     ),
 }  # fmt: skip
-"""By name, as messages and docs/checkpoints.md have it."""
+"""All facts by name, as messages and docs/checkpoints.md have it."""
 
 
 def overruled(fact: str, taken: str, other: str, said: object) -> None:

@@ -1,1 +1,1 @@
-"""What others have published: models, tokenizers and llama.cpp, fetched once and kept in the user's cache."""
+"""Models, tokenizers and llama.cpp as others have published them, fetched once and kept in the user's cache."""

@@ -1,4 +1,4 @@
-"""What is fetched of others is what was published, whole; where nothing can be fetched, tests are skipped or fail."""
+"""Fetched models and tokenizers are as they were published; where nothing can be fetched, tests are skipped or fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says in two places: the place that wins, and the line that tells of the other."""
+"""Holds, for each fact that a checkpoint may say twice, the place that wins and the line that tells of the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others have published, fetched when the first test needs it, and numpy references of the models."""
+"""Published models and tokenizers, fetched when the first test needs them, and numpy references of the models."""
 
 from __future__ import annotations
 

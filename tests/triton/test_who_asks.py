@@ -1,4 +1,4 @@
-"""Behind the door the client is who the door says, whatever names a request invents, on every port and protocol."""
+"""Holds that behind the door the client is who the door says, on every port, whatever names a request invents."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Fields:
         self.data: Mapping[str, Any] = {**(defaults or {}), **given}
         """What is given or has a default."""
         self.given_names = frozenset(name for name, value in data.items() if value is not None)
-        """What the file itself says."""
+        """Names of the fields that the file itself has."""
 
     def required(self, name: str, kind: Kind = SIZE) -> int:
         """Return an integer that must be there."""

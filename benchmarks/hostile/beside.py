@@ -1,4 +1,4 @@
-"""Measures a neighbour's stream beside clients who send what is much work: its gaps with them and without, in one run."""
+"""Measures a neighbour's stream beside clients who send what is much work: gaps with them and without, in one run."""
 
 from __future__ import annotations
 

@@ -244,11 +244,11 @@ def test_nobody_but_the_door_names_the_client(tmp_path: Path, decoupled: bool) -
     fields = {"text_input": "Hi", "max_tokens": 4}
     with serving(tmp_path, tenants, decoupled, **door) as served:
         assert [way(served, forger, "") for way in (completion, generated, streamed)] == ["", "", ""]
-        for body in (fields | {CLIENT: other}, {CLIENT: other} | fields):
-            assert served.post(first, "/v2/models/ensemble/generate", **body)[0] == 200
+        for body in (fields | {CLIENT: other}, fields | {"parameters": {CLIENT: other}}):
+            assert served.post(first, "/v2/models/ensemble/generate", **body)[0] == 400
         assert streamed(served, first, "", message(**{CLIENT: other})) == ""
         if not decoupled:
             assert infer(served, forger, message(**{CLIENT: other})) == ""
         stages, own = served.log("\n  log"), f"client={name}"
-        assert (stages.count(own), stages.count(other)) == (6 if decoupled else 7, 0)
+        assert (stages.count(own), stages.count(other)) == (4 if decoupled else 5, 0)
         assert served.log("OpenAI").count(own) == 1

@@ -22,7 +22,7 @@ _REMEDY = (
     "`--kl-budget 0.02` keeps the layers that lose most in 16 bits; on the portable engine `engine.weights: int8` "
     "rounds the original as it is loaded, with inputs scaled by the token, and loses less than static scales"
 )
-"""Advice that a failure ends with: SmoothQuant's int8 lost 16 % of SmolLM2's perplexity, weights rounded at load none."""
+"""Advice that a failure ends with: int8 lost 16 % of SmolLM2's perplexity, and weights rounded at load none."""
 _MEANING = {
     "max_perplexity_increase": "Perplexity of the held-out answers and texts",
     "max_kl_divergence": "KL divergence of the next token's distribution from the original's, mean over positions",

@@ -31,8 +31,8 @@ class MaskTurns:
         self._had_s: dict[Sequence, float] = {}
         """Time that each of the sequences with dear masks has had; who has had least is next."""
         self._fair_s = 0.0
-        """Time that each would have had by equal shares of all that was given: newcomers begin with that, so that who comes
-        and goes overtakes nobody (virtual time of weighted fair queueing: Demers, Keshav and Shenker, 1989)."""
+        """Time that each would have had by equal shares of all that was given. Newcomers begin with that, so that who
+        comes and goes overtakes nobody (virtual time of weighted fair queueing: Demers, Keshav and Shenker, 1989)."""
         self._taken: list[tuple[Sequence, float]] = []
         """The sequences of the next step that have guides, with what their masks have taken before it."""
 

@@ -161,7 +161,11 @@ class DoorSettings(Section):
         "restart of about ten seconds",
     )
     max_body_bytes: int = Field(
-        32 << 20, ge=1024, le=1 << 30, description="bytes of a request's body; a stream of gRPC as a whole has no limit"
+        32 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="bytes of a request's body, with the client's name that the door adds to those of KServe; a stream "
+        "of gRPC as a whole has no limit",
     )
     max_header_kib: int = Field(60, ge=1, le=8192, description="KiB of a request's headers")
     max_headers: int = Field(100, ge=10, description="headers of a request")

@@ -104,9 +104,9 @@ def traced_unary(unary_server: Running, unary_sink: OtlpSink) -> Traced:
 
 @pytest.fixture(scope="session")
 def narrow_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """It runs one sequence at a time and lets two wait."""
+    """It runs one sequence at a time and lets eight wait."""
     yield from run(
-        on_engine(engine, tmp_path_factory.mktemp(engine), batching={"max_batch_size": 1, "max_queue_size": 2})
+        on_engine(engine, tmp_path_factory.mktemp(engine), batching={"max_batch_size": 1, "max_queue_size": 8})
     )
 
 

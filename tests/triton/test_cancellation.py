@@ -176,20 +176,22 @@ def test_cancelling_a_queued_request(narrow_server: Running) -> None:
     def waiting() -> float:
         return read_metric(server.metrics, "nv_trt_llm_request_metrics", request_type="waiting")
 
-    async def one_runs_and_one_goes() -> bool:
+    async def the_last_goes() -> bool:
         async with AsyncClient(server.grpc) as client:
-            running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
-            await once(server, "active", 5)
-            await cancel_grpc_stream(server, partial(once, server, "waiting", 5), "waiter")
+            running = [asyncio.create_task(_drain(client.stream(f"Go on {index}", LONG))) for index in range(6)]
+            await asyncio.to_thread(wait_until, lambda: waiting() == 5, 5)
+            all_wait = partial(asyncio.to_thread, wait_until, lambda: waiting() == 6, 1)
+            await cancel_grpc_stream(server, all_wait, "waiter")
             assert await asyncio.to_thread(wait_until, lambda: waiting() == 0, PATIENCE_S)
-            outlasted = not running.done()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            return outlasted
+            outlasted = not all(task.done() for task in running)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        assert await asyncio.to_thread(wait_until, lambda: is_idle(server), PATIENCE_S)
+        return outlasted
 
-    # The one that runs may come to its end while the machine stands still.
-    assert any(asyncio.run(one_runs_and_one_goes()) for _ in range(5))
-    assert wait_until(lambda: is_idle(server), PATIENCE_S)
+    # Those before it may all come to their end while the machine stands still.
+    assert any(asyncio.run(the_last_goes()) for _ in range(10))
 
 
 @pytest.mark.proof

@@ -53,13 +53,18 @@ def response(output: list[OutputEvent], end: str) -> tuple[str, list[Json], Json
     if end == "failed":
         events += writer.fail(ApiError(500, "it broke", code="internal_error"))
     else:
-        events += writer.finish(cut=end == "cut", usage=ResponseUsage(5, 2, 4, 1))
+        events += writer.finish(
+            cut=end == "cut", usage=ResponseUsage(prompt=5, cached=2, written=4, output=1, reasoning=1)
+        )
     return f"{len(output)} pieces, {end}", events, events[-1]["response"]
 
 
 def message(output: list[OutputEvent], end: str, omits: bool) -> tuple[str, list[Json], Json]:
     """Return a stream of /v1/messages, with its name and its message."""
-    writer, usage = MessageWriter("demo", omits_thinking=omits), MessageUsage(5, 2, 4, 1)
+    writer, usage = (
+        MessageWriter("demo", omits_thinking=omits),
+        MessageUsage(prompt=5, cached=2, written=4, output=1, thinking=1),
+    )
     events = writer.begin(usage)
     for one in output:
         events += writer.add(one)

@@ -7,8 +7,10 @@ else; a test builds a checkpoint for each row. The rules are those of ``transfor
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -141,3 +143,18 @@ def overruled(fact: str, taken: str, other: str, said: object) -> None:
     """
     assert fact in FACTS, fact
     log.warning("%s: %s counts; %s says %.120r, which does not (docs/checkpoints.md)", fact, taken, other, said)
+
+
+def first_said(fact: str, said: Mapping[str, T], shown: Callable[[T], str]) -> T:
+    """Return what the first place says, and log the other places that say something else.
+
+    Args:
+        fact: of ``FACTS``.
+        said: what each place says, the one that wins first; one at least.
+        shown: writes what counts for the log.
+    """
+    winner, chosen = next(iter(said.items()))
+    for place, value in said.items():
+        if value != chosen:
+            overruled(fact, f"{shown(chosen)} of {winner}", place, value)
+    return chosen

@@ -28,7 +28,7 @@ MOST = 1.5
 
 @dataclass(frozen=True)
 class Work:
-    """What each of so many clients sends again and again."""
+    """A kind of request, which each of so many clients sends again and again."""
 
     name: str
     clients: int
@@ -58,7 +58,7 @@ WORKS = (
 
 @dataclass
 class _Felt:
-    """What a neighbour has felt."""
+    """A neighbour's gaps between tokens and times to the first."""
 
     gaps_ms: list[float] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)

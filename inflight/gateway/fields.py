@@ -49,7 +49,7 @@ class Field:
     state: State
     kind: Kind
     doc: str
-    """What it does here; of a refused field or a hint that is left out, why, or what to use instead."""
+    """The field's effect here; of a refused field or a hint that is left out, why, or what to use instead."""
     neutral: tuple[Any, ...] = ()
     """Values that are accepted without a word: of a refused field those that ask for nothing, of a hint those that are
     so anyway."""
@@ -104,7 +104,7 @@ class Fields:
     values: Mapping[str, Any]
     ignored: tuple[str, ...] = ()
     hints: Mapping[str, Variables] = field(default_factory=dict)
-    """What the hints that are obeyed set."""
+    """Template variables by each hint that is obeyed."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a field, or ``default`` where it is absent or null."""

@@ -41,7 +41,7 @@ class _Head:
         self.size = 0
         """Bytes of it that have come."""
         self._kept = b""
-        """What may be the beginning of the header's name."""
+        """Bytes that may be the beginning of the header's name."""
         self._before = b""
         """The last bytes that were handed on."""
 

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any
 
 from inflight.errors import DeploymentError
-from inflight.precedence import overruled
+from inflight.precedence import first_said, overruled
 from inflight.text.files import read_json
 from inflight.text.settled import CONFIG, GENERATION, TOKENIZER, end_ids, read_sampling_defaults, read_templates
 
@@ -121,11 +121,9 @@ def _special_tokens(directory: Path, tokenizer: Mapping[str, Any]) -> dict[str, 
         places.reverse()
     tokens = dict[str, str]()
     for name in _SPECIAL_TOKENS:
-        said = [(place, _text_of(file[name])) for place, file in places if file.get(name)]
-        for place, text in said[1:]:
-            if text != said[0][1]:
-                overruled("special tokens", f"`{name}` {said[0][1]!r} of {said[0][0]}", place, text)
-        tokens |= {name: said[0][1]} if said else {}
+        said = {place: _text_of(file[name]) for place, file in places if file.get(name)}
+        if said:
+            tokens[name] = first_said("special tokens", said, lambda text, name=name: f"`{name}` {text!r}")
     return tokens
 
 
@@ -145,8 +143,4 @@ def _pad_id(places: Mapping[str, Any], vocab_size: int, otherwise: int | None) -
     known = {place: value for place, value in said.items() if 0 <= value < vocab_size}
     if not known:
         return otherwise
-    winner, chosen = next(iter(known.items()))
-    for place, value in known.items():
-        if value != chosen:
-            overruled("padding", f"{chosen} of {winner}", place, value)
-    return chosen
+    return first_said("padding", known, str)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inflight.precedence import overruled
+from inflight.precedence import first_said, overruled
 from inflight.text.files import read_file, read_json
 from inflight.turn_ends import turn_ends
 
@@ -113,11 +113,7 @@ def _first(name: str, places: Mapping[str, Mapping[str, Any]]) -> str | None:
             raise TypeError(f"chat_template of {place} is {template!r:.200}")
     if not said:
         return None
-    winner, chosen = next(iter(said.items()))
-    for place, template in said.items():
-        if template != chosen:
-            overruled("chat template", f"`{name}` of {winner}", place, template)
-    return str(chosen)
+    return str(first_said("chat template", said, lambda _: f"`{name}`"))
 
 
 def read_sampling_defaults(generation: Mapping[str, Any] | None, model: Mapping[str, Any]) -> dict[str, float]:

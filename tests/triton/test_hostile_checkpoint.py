@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +15,8 @@ import httpx
 import pytest
 
 from inflight.resources import DEMO
-from inflight.serve.server import free_ports
 from tests.support.waiting import wait_until
-from tests.triton.support.servers import on_engine
+from tests.triton.support.servers import on_engine, serve_command
 
 pytestmark = pytest.mark.proof
 ENDLESS = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}"
@@ -69,20 +65,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, tokenizer["pre_tokenizer"]]}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     on_engine("pytorch", directory, model=str(model))
-    ports, said = free_ports(4), directory / "said"
-    named = zip(("http", "grpc", "metrics", "gateway"), ports, strict=True)
-    command = [str(Path(sys.executable).with_name("inflight")), "serve", str(directory)]
-    environment = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
-    with said.open("w") as file:
-        options = [f"--{name}-port={port}" for name, port in named]
-        process = subprocess.Popen([*command, *options], stderr=file, start_new_session=True, env=environment)
-    try:
-        assert wait_until(lambda: "Ctrl-C stops it" in said.read_text() or process.poll() is not None, 180)
-        assert process.poll() is None, said.read_text()
+    said = directory / "said"
+    with serve_command(directory, said) as ports:
         yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[3]}", said)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def test_others_are_answered_while_a_template_runs(served: Served) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import re
 import ssl
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,12 +24,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from inflight.contract import CLIENT
-from inflight.serve.server import free_ports
 from inflight.settings.api_keys import client_of
 from tests.door.support.certificates import make_authority, make_certificate
 from tests.door.support.tokens import jwks, token
 from tests.support.waiting import wait_until
-from tests.triton.support.servers import on_engine
+from tests.triton.support.servers import on_engine, serve_command
 
 pytestmark = pytest.mark.proof
 pytest.importorskip("envoy", reason="the door is Envoy, of the extra `door`")
@@ -123,20 +119,9 @@ def serving(directory: Path, tenants: tuple[Tenant, Tenant], decoupled: bool = T
     batching = {"max_batch_size": 1, "fairness": "client", "mode": "inflight"}
     settings = {"batching": batching, "observability": {"log_requests": "info"}, "decoupled": decoupled}
     on_engine("pytorch", directory, door={"enabled": True} | door, **settings)
-    ports, said = free_ports(4), directory / "said"
-    named = zip(("http", "grpc", "metrics", "gateway"), ports, strict=True)
-    command = [str(Path(sys.executable).with_name("inflight")), "serve", str(directory)]
-    environment = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
-    with said.open("w") as file:
-        options = [f"--{name}-port={port}" for name, port in named]
-        process = subprocess.Popen([*command, *options], stderr=file, start_new_session=True, env=environment)
-    try:
-        assert wait_until(lambda: "Ctrl-C stops it" in said.read_text() or process.poll() is not None, 180)
-        assert process.poll() is None, said.read_text()
+    said = directory / "said"
+    with serve_command(directory, said) as ports:
         yield Served(ports, tenants, said)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 async def flooded(served: Served) -> None:

@@ -26,7 +26,7 @@ class MaskBudget:
         self.cost_s = 0.0
         """About what the next mask will take, with the token before it."""
         self.total_s = 0.0
-        """What all of it has taken so far."""
+        """Seconds that all masks have taken so far."""
         self._token_s = 0.0
 
     def charge(self, seconds: float) -> None:

@@ -77,7 +77,7 @@ class PlanRequest:
 
     @property
     def tail(self) -> tuple[str, str]:
-        """What the plan takes for long prompts and answers: "P95" or, where no P95 is given, "mean"."""
+        """Names of the lengths taken for long prompts and answers: "P95" or, where no P95 is given, "mean"."""
         return "P95" if self.p95_input_tokens else "mean", "P95" if self.p95_output_tokens else "mean"
 
     @property

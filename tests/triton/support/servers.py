@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from inflight.serve.command import override_server
 from inflight.serve.installation import TritonInstallation, find_installation
 from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import load_deployment
+from tests.support.waiting import wait_until
 from tests.triton.support.metrics_page import read_page
 from tests.trtllm.support.fake_package import InstallationWithFake
 
@@ -71,6 +76,28 @@ def run(
     with tempfile.TemporaryDirectory() as backends:
         server = TritonServer(directory, deployment, installation(deployment.engine.kind, Path(backends)))
         yield from _serve(server, http, grpc, metrics, in_order)
+
+
+@contextmanager
+def serve_command(directory: Path, said: Path) -> Iterator[list[int]]:
+    """Run ``inflight serve`` and write its output to ``said``; when it is ready, yield its ports.
+
+    They are those of HTTP, gRPC, metrics and the gateway.
+    """
+    ports = free_ports(4)
+    command = [str(Path(sys.executable).with_name("inflight")), "serve", str(directory)]
+    for name, port in zip(("http", "grpc", "metrics", "gateway"), ports, strict=True):
+        command.append(f"--{name}-port={port}")
+    environment = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
+    with said.open("w") as file:
+        process = subprocess.Popen(command, stderr=file, start_new_session=True, env=environment)
+    try:
+        assert wait_until(lambda: "Ctrl-C stops it" in said.read_text() or process.poll() is not None, 180)
+        assert process.poll() is None, said.read_text()
+        yield ports
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def installation(kind: str, backends: Path) -> TritonInstallation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -123,8 +124,12 @@ def _special_tokens(directory: Path, tokenizer: Mapping[str, Any]) -> dict[str, 
     for name in _SPECIAL_TOKENS:
         said = {place: _text_of(file[name]) for place, file in places if file.get(name)}
         if said:
-            tokens[name] = first_said("special tokens", said, lambda text, name=name: f"`{name}` {text!r}")
+            tokens[name] = first_said("special tokens", said, partial(_named_text, name))
     return tokens
+
+
+def _named_text(name: str, text: str) -> str:
+    return f"`{name}` {text!r}"
 
 
 def _text_of(token: Any) -> str:

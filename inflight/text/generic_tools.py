@@ -7,11 +7,11 @@ outputs text of the user's. Whether such a model calls a tool of its own accord 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from inflight.errors import InvalidRequest
+from inflight.text.bounded_templates import to_json
 from inflight.text.messages import Message
 
 _INTRODUCTION = """\
@@ -54,14 +54,14 @@ def with_generic_tools(messages: Sequence[Message], tools: Sequence[Any], takes_
         else:
             made.append({"role": "user", "content": text} if message["role"] == "tool" else message)
     if tools:
-        text = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        text = _INTRODUCTION.format(tools="\n".join(map(to_json, tools)))
         _introduce(made, text, "system" if takes_system else "user")
     return made
 
 
 def _call(function: dict[str, Any]) -> str:
     call = {"name": function["name"], "arguments": function["arguments"]}
-    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+    return f"<tool_call>\n{to_json(call)}\n</tool_call>"
 
 
 def _introduce(made: list[Message], text: str, role: str) -> None:

@@ -227,6 +227,13 @@ def test_a_template_that_has_no_use_of_tools_gets_them_in_the_system_message() -
     assert ChatTemplate(PLAIN, {}).render(MESSAGES, {"tools": []}) == ChatTemplate(PLAIN, {}).render(MESSAGES)
 
 
+def test_half_a_character_in_an_earlier_call_is_escaped_as_templates_with_calls_do_it() -> None:
+    function = {"name": "f", "arguments": json.dumps({"a": "\ud83d"})}
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": function}]}
+    chat = parse_messages(json.dumps([*MESSAGES, call]))
+    assert '"arguments": {"a": "\\ud83d"}' in ChatTemplate(PLAIN, {}).render(chat)
+
+
 def test_tools_stand_in_the_users_message_where_the_template_takes_none_of_the_system() -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
     tool = {"type": "function", "function": {"name": "f"}}

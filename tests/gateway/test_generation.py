@@ -134,7 +134,7 @@ def test_usage_counts_what_was_written_to_the_prefix_cache(gateway: Beside) -> N
     """Whole blocks of the prompt that the cache did not have: on the first call all of them, on the second none."""
     text = f"Count what is written, {time.time_ns()}. " * 20
     body = {"max_tokens": 40, "messages": [{"role": "user", "content": text}]}
-    asked = {"max_output_tokens": 40, "input": [{"role": "user", "content": f"{text} And what not."}]}
+    asked = {"max_output_tokens": 40, "input": [{"role": "user", "content": f"And what not: {text}"}]}
     with gateway.client() as client:
         first, second = (ask(client, "/v1/messages", **body)["usage"] for _ in range(2))
         third, fourth = (ask(client, "/v1/responses", **asked)["usage"] for _ in range(2))

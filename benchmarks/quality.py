@@ -8,6 +8,7 @@ from typing import Literal
 
 from inflight.engine.scoring import Scorer
 from inflight.export.data import DataSet, Example, Source
+from inflight.export.stages import Journal
 from inflight.export.verify.measures import measure
 from inflight.resources import HELD_OUT_DATA
 from inflight.text.tokenizer import Tokenizer
@@ -48,7 +49,13 @@ class Demo:
     def loss(self, directory: Path, kv_dtype: KvType = "auto") -> Loss:
         """Return what another checkpoint, or another type of the KV cache, loses."""
         found = measure(
-            self._original, Scorer(directory, "float32", kv_dtype, "cpu"), self.examples, [], (), lambda *_: None
+            self._original,
+            Scorer(directory, "float32", kv_dtype, "cpu"),
+            self.examples,
+            [],
+            (),
+            lambda *_: None,
+            Journal(),
         )
         return Loss(
             round(found.perplexity[1], 5),

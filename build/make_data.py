@@ -1,9 +1,10 @@
-"""Make the default calibration and held-out data of `inflight build` from the demo model's corpus.
+"""Make the default calibration and held-out data of `inflight build` from the demo model's corpus and from docs/.
 
     python build/make_data.py            writes build/data/calibration.jsonl and build/data/held_out.jsonl
 
-English, about LLM serving: right for the demo model, a stand-in for everyone else, who should bring their own. The two
-files share no question. Seeded: the same corpus gives the same files.
+English, about LLM serving: right for the demo model, a stand-in for everyone else, who should bring their own. Answers
+are short and alike, so prose of the documentation stands beside them: on it a real model is as sure as on other text. The
+two files share no question and no page. Seeded: the same corpus and pages give the same files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 
 from demo.corpus import Corpus, Fact, fill_slots, load_corpus
 
-DATA = Path(__file__).parent / "data"
+DATA, DOCS = Path(__file__).parent / "data", Path(__file__).parents[1] / "docs"
+_SHORTEST, _ROW = 150, 800
+"""Characters of the shortest paragraph, and of a row that is long enough."""
 Row = dict[str, object]
 
 
@@ -40,6 +43,21 @@ def asks(corpus: Corpus, rng: random.Random) -> list[tuple[str, str]]:
     return pairs
 
 
+def prose(pages: list[Path]) -> list[Row]:
+    """Return the pages' paragraphs, some hundred words to a row, without headings, lists, tables and code."""
+    rows: list[Row] = []
+    for page in pages:
+        blocks = [" ".join(block.split()) for block in page.read_text(encoding="utf-8").split("\n\n")]
+        paragraphs = [block for block in blocks if block[:1].isalpha() and len(block) > _SHORTEST]
+        text = ""
+        for paragraph in paragraphs:
+            text = f"{text}\n\n{paragraph}".strip()
+            if len(text) > _ROW:
+                rows.append({"text": text})
+                text = ""
+    return rows
+
+
 def write(name: str, rows: list[Row]) -> None:
     """Write rows as JSON lines."""
     DATA.mkdir(exist_ok=True)
@@ -60,6 +78,9 @@ def main() -> None:
     calibration += [{"text": text} for text in corpus.plain[:split]]
     held_out: list[Row] = [chat([turn]) for turn in pairs[-160:]] + [chat([turn]) for turn in held[:80]]
     held_out += [{"text": text} for text in corpus.plain[split:]]
+    pages = sorted(DOCS.glob("*.md"))
+    calibration += prose(pages[0::2])
+    held_out += prose(pages[1::2])
     write("calibration.jsonl", calibration)
     write("held_out.jsonl", held_out)
 

@@ -1,6 +1,7 @@
 """The next token's logits for whole sequences, computed as the engine computes them: to measure a checkpoint's quality.
 
 Keys and values go through the same paged cache as in serving, so that a quantized cache is part of what is measured.
+``StepScorer`` is as fast as the engine; ``Scorer`` has each linear for itself, which can be looked at and replaced.
 """
 
 from __future__ import annotations
@@ -8,19 +9,65 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.attention.torch_recurrence import StateRange, TorchRecurrence
-from inflight.engine.checkpoint import load_config, load_model, outline_model, plain_name, resolve_dtype
+from inflight.engine.checkpoint import (
+    LoadedModel,
+    load_config,
+    load_model,
+    outline_model,
+    plain_name,
+    resolve_dtype,
+)
 from inflight.engine.device import resolve_device
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.layers import Attend, AttentionOptions
+from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.linears import QuantizedLinear
+from inflight.settings.threads import cpu_threads
 
 _BLOCK_SIZE = 64
+Dtype = Literal["auto", "float32", "bfloat16", "float64"]
+KvDtype = Literal["auto", "fp8", "int8", "bfloat16", "float32"]
+
+
+class Logits(Protocol):
+    """A model that is asked for the next token's distribution."""
+
+    def logits(self, tokens: Sequence[int], first: int = 0) -> Tensor:
+        """Return float32 ``[len(tokens) - first, vocab]``: row ``i`` is of the token after ``first + i + 1`` of them.
+
+        Raises:
+            ValueError: there are no tokens, or more than the model's longest sequence.
+        """
+
+
+class StepScorer:
+    """A checkpoint, loaded to be scored by what serves it: on a CPU by the native step, if that computes the model."""
+
+    def __init__(
+        self, directory: Path, dtype: Dtype = "auto", kv_dtype: KvDtype = "auto", device: str = "auto"
+    ) -> None:
+        """Load it; the arguments, and what is raised, are those of ``Scorer``."""
+        self._loaded, self.max_length = _load(directory, dtype, kv_dtype, resolve_device(device), separate=False)
+        model = self._loaded.model
+        self._native = native_model(model, model.device, "auto", cpu_threads(native=True))
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int], first: int = 0) -> Tensor:
+        """Return what ``Logits`` says."""
+        if self._native is None:
+            return self._loaded.model.logits(_hidden(self._loaded, tokens, _attend(self._loaded, tokens))[first:])
+        pool, blocks = _pool(self._loaded, tokens)
+        self._native.use(pool, _BLOCK_SIZE)
+        rows = range(first, len(tokens))
+        return self._native(np.array(tokens), [QueryRange(0, 0, len(tokens), blocks)], rows)
 
 
 class Scorer:
@@ -29,8 +76,8 @@ class Scorer:
     def __init__(
         self,
         directory: Path,
-        dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto",
-        kv_dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = "auto",
+        dtype: Dtype = "auto",
+        kv_dtype: KvDtype = "auto",
         device: str = "auto",
     ) -> None:
         """
@@ -44,12 +91,8 @@ class Scorer:
         Raises:
             DeploymentError: the checkpoint or the device cannot be used.
         """
-        config = load_config(directory)
         self._device = resolve_device(device)
-        self.max_length = config.max_position_embeddings
-        computed_in = torch.float64 if dtype == "float64" else resolve_dtype(dtype, config, self._device)
-        outline = outline_model(directory, config, computed_in, self._device, self.max_length, kv_dtype, separate=True)
-        self._loaded = load_model(outline, self._device)
+        self._loaded, self.max_length = _load(directory, dtype, kv_dtype, self._device, separate=True)
         self.model = self._loaded.model
         self.scheme, self.nbytes = self._loaded.scheme, self._loaded.nbytes
         """The names of the schemes that weights are quantized in, and the memory of the weights."""
@@ -73,13 +116,9 @@ class Scorer:
         return linear.decode(torch.float32) if isinstance(linear, QuantizedLinear) else linear.weight.float()
 
     @torch.inference_mode()
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Return float32 ``[len(tokens), vocab]``: row ``i`` is of the token after ``tokens[: i + 1]``.
-
-        Raises:
-            ValueError: there are no tokens, or more than ``max_length``.
-        """
-        return self.model.logits(self._hidden(tokens, self._attend(tokens)))
+    def logits(self, tokens: Sequence[int], first: int = 0) -> Tensor:
+        """Return what ``Logits`` says."""
+        return self.model.logits(_hidden(self._loaded, tokens, _attend(self._loaded, tokens))[first:])
 
     @torch.inference_mode()
     def kv_ranges(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -87,7 +126,7 @@ class Scorer:
 
         They are 0 where a layer has no attention. Raises as ``logits``.
         """
-        attend = self._attend(tokens)
+        attend = _attend(self._loaded, tokens)
         keys, values = torch.zeros(2, self.model.config.num_layers, device=self._device)
 
         def observe(
@@ -97,7 +136,7 @@ class Scorer:
                 keys[layer], values[layer] = key.float().abs().max(), value.float().abs().max()
             return attend(layer, query, key, value, options)
 
-        self._hidden(tokens, observe)
+        _hidden(self._loaded, tokens, observe)
         return keys, values
 
     @contextmanager
@@ -113,22 +152,6 @@ class Scorer:
         finally:
             for one, scale in zip(tensors, kept, strict=True):
                 one[layer] = scale
-
-    def _attend(self, tokens: Sequence[int]) -> TorchAttention:
-        """Return attention over an empty cache that has room for ``tokens``."""
-        if not 0 < len(tokens) <= self.max_length:
-            raise ValueError(f"{len(tokens)} tokens; there must be 1 to {self.max_length}")
-        blocks = range(-(-len(tokens) // _BLOCK_SIZE))
-        kv = self._loaded.make_kv_pool(len(blocks), _BLOCK_SIZE)
-        return TorchAttention(kv, [QueryRange(0, 0, len(tokens), blocks)], _BLOCK_SIZE)
-
-    def _hidden(self, tokens: Sequence[int], attend: Attend) -> Tensor:
-        device, count = self._device, len(tokens)
-        ids, positions = torch.tensor(tokens, device=device), torch.arange(count, device=device)
-        if not self.model.config.recurrent:
-            return self.model(ids, positions, attend)
-        recur = TorchRecurrence(self._loaded.make_state_pool(1), [StateRange(0, 0, count, count, slot=0)])
-        return self.model(ids, positions, attend, recur)
 
     @contextmanager
     def replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -147,3 +170,39 @@ class Scorer:
         finally:
             for path, module in kept.items():
                 self.model.set_submodule(path, module)
+
+
+def _load(
+    directory: Path, dtype: Dtype, kv_dtype: KvDtype, device: torch.device, separate: bool
+) -> tuple[LoadedModel, int]:
+    """Return a checkpoint and its longest sequence; ``separate``: every linear is a module of its own."""
+    config = load_config(directory)
+    longest = config.max_position_embeddings
+    computed_in = torch.float64 if dtype == "float64" else resolve_dtype(dtype, config, device)
+    outline = outline_model(directory, config, computed_in, device, longest, kv_dtype, separate=separate)
+    return load_model(outline, device), longest
+
+
+def _pool(loaded: LoadedModel, tokens: Sequence[int]) -> tuple[KvPool, range]:
+    """Return an empty cache that has room for ``tokens``, and its blocks. Raises ValueError."""
+    longest = loaded.model.config.max_position_embeddings
+    if not 0 < len(tokens) <= longest:
+        raise ValueError(f"{len(tokens)} tokens; there must be 1 to {longest}")
+    blocks = range(-(-len(tokens) // _BLOCK_SIZE))
+    return loaded.make_kv_pool(len(blocks), _BLOCK_SIZE), blocks
+
+
+def _attend(loaded: LoadedModel, tokens: Sequence[int]) -> TorchAttention:
+    """Return attention over an empty cache that has room for ``tokens``. Raises ValueError."""
+    pool, blocks = _pool(loaded, tokens)
+    return TorchAttention(pool, [QueryRange(0, 0, len(tokens), blocks)], _BLOCK_SIZE)
+
+
+def _hidden(loaded: LoadedModel, tokens: Sequence[int], attend: Attend) -> Tensor:
+    """Return the hidden states ``[tokens, hidden]`` of a sequence that begins with ``tokens``."""
+    model, count = loaded.model, len(tokens)
+    ids, positions = torch.tensor(tokens, device=model.device), torch.arange(count, device=model.device)
+    if not model.config.recurrent:
+        return model(ids, positions, attend)
+    recur = TorchRecurrence(loaded.make_state_pool(1), [StateRange(0, 0, count, count, slot=0)])
+    return model(ids, positions, attend, recur)

@@ -1,7 +1,8 @@
 """Stages of a build: each has its own directory, named by a hash of its inputs, which is whole or not there.
 
 A stage that was interrupted, by a signal or a full disk, leaves nothing that a later run could take for a result; what
-was finished before it is found again. This module does not know what the stages do.
+was finished before it is found again. A long stage keeps the results of its steps in a journal, and goes on from there.
+This module does not know what the stages do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from safetensors import SafetensorError
 from inflight.errors import DeploymentError
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 Progress = Callable[[str, int, int], object]
 """Called with what is being done, how many steps are done, and how many there are."""
 RECORD = "stage.json"
@@ -43,6 +45,14 @@ class Stages:
     """The directories of the stages' results, by the stages' names."""
     ran: list[str] = field(default_factory=list)
     """The stages among them that no earlier run had finished."""
+
+    def journal(self, name: str, inputs: Mapping[str, Any]) -> Journal:
+        """Return what a stage with these inputs has kept of its steps; it is removed when the stage is done."""
+        return Journal(self._journal(self.directory(name, inputs)))
+
+    @staticmethod
+    def _journal(directory: Path) -> Path:
+        return directory.with_name(f".{directory.name}.journal")
 
     def run(self, name: str, inputs: Mapping[str, Any], work: Callable[[Path], str], needed_bytes: int = 0) -> Path:
         """Return the directory of a stage's results; ``work`` fills it, unless an earlier run did.
@@ -71,6 +81,7 @@ class Stages:
             seconds = round(time.monotonic() - started, 1)
             record = {"stage": name, "inputs": dict(inputs), "line": line, "seconds": seconds}
             (partial / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        self._journal(directory).unlink(missing_ok=True)
         self.ran.append(name)
         self.show(name, f"{line} ({seconds:g} s)")
         return directory
@@ -78,6 +89,32 @@ class Stages:
     def directory(self, name: str, inputs: Mapping[str, Any]) -> Path:
         """Return where the results of a stage with these inputs are, or will be."""
         return self.root / f"{name}-{digest(inputs)[:16]}"
+
+
+class Journal:
+    """The results of a stage's steps, by their names, each written as soon as it is known."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read what an earlier run has left in the file ``path``; a line that it did not finish is dropped.
+
+        Without a file nothing is kept.
+        """
+        self._path, self._known = path, dict[str, Any]()
+        if path is not None and path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError):
+                    name, result = json.loads(line)
+                    self._known[name] = result
+
+    def step(self, name: str, work: Callable[[], Result]) -> Result:
+        """Return the result of a step, JSON, from an earlier run or from ``work``."""
+        if name not in self._known:
+            result = self._known[name] = work()
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write("\n" * bool(file.tell()) + json.dumps([name, result]))
+        return self._known[name]  # type: ignore[no-any-return]
 
 
 def digest(value: Any) -> str:

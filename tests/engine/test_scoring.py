@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inflight.engine.scoring import Scorer
+from inflight.engine.scoring import Scorer, StepScorer
 from tests.engine.support.checkpoints import ARCHITECTURES, TOKENS, checkpoint, reference
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.quantized import quantized
@@ -29,6 +29,21 @@ def test_logits_are_the_engines(scheme: str) -> None:
     output = run(load(directory, max_tokens_per_step=24, cpu_step="pytorch"), [request])[request.key]
     logits = Scorer(directory, "float32", device="cpu").logits(TOKENS)
     torch.testing.assert_close(torch.as_tensor(output.context_logits), logits, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["none", "FP8", "W8A16", "AWQ"])
+def test_logits_by_the_step_that_serves_are_the_engines(scheme: str) -> None:
+    directory = quantized(scheme).directory
+    request = ask(TOKENS, 1, context_logits=True)
+    output = run(load(directory, max_tokens_per_step=len(TOKENS), num_blocks=64), [request])[request.key]
+    scorer = StepScorer(directory, "float32", device="cpu")
+    assert torch.equal(scorer.logits(TOKENS), torch.as_tensor(output.context_logits))
+    assert torch.equal(scorer.logits(TOKENS, first=7), scorer.logits(TOKENS)[7:])
+
+
+def test_a_model_that_the_native_step_does_not_compute_is_scored_by_pytorch() -> None:
+    step, scorer = (kind(checkpoint("qwen3.5"), "float32", device="cpu") for kind in (StepScorer, Scorer))
+    torch.testing.assert_close(step.logits(TOKENS, first=3), scorer.logits(TOKENS)[3:], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3"])

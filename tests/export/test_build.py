@@ -80,13 +80,13 @@ def test_other_thresholds_only_write_again(
         (
             "mlp.down_proj.weight_scale",
             4.0,
-            "max_weight_error is 0.4 and [23].* in model.layers.1.mlp.down_proj",
+            "max_weight_error is [23].* in model.layers.1.mlp.down_proj",
         ),
-        ("mlp.gate_proj.weight_scale", 0.25, "max_weight_error is 0.4 and 0.75.* in model.layers.1.mlp.gate_proj"),
-        ("self_attn.q_proj.weight_scale", 4.0, "max_weight_error is 0.4 and [23].* in model.layers.1.self_attn.q_proj"),
+        ("mlp.gate_proj.weight_scale", 0.25, "max_weight_error is 7[0-9].* in model.layers.1.mlp.gate_proj"),
+        ("self_attn.q_proj.weight_scale", 4.0, "max_weight_error is [23].* in model.layers.1.self_attn.q_proj"),
         ("self_attn.o_proj.weight_scale", 0.25, "max_weight_error .* in model.layers.1.self_attn.o_proj"),
-        ("mlp.gate_proj.input_scale", 0.25, "min_range is 0.35 and 0.2.* in model.layers.1.mlp.gate_proj"),
-        ("self_attn.v_proj.v_scale", 0.25, "min_range is 0.35 and 0.2.* in model.layers.1, KV cache"),
+        ("mlp.gate_proj.input_scale", 0.25, "min_range is 2.* in model.layers.1.mlp.gate_proj"),
+        ("self_attn.v_proj.v_scale", 0.25, "min_range is 2.* in model.layers.1, KV cache"),
     ],
 )
 def test_a_scale_that_is_off_by_four_fails_and_the_layer_is_named(

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ import yaml
 
 from inflight.errors import DeploymentError
 from inflight.export import stages
-from inflight.export.build import pipeline
 from inflight.export.build.pipeline import Build
 from inflight.export.build.request import BuildRequest
-from inflight.export.stages import fresh_directory
+from inflight.export.stages import Journal, fresh_directory
+from inflight.export.verify import verifier
 from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import make_checkpoint
 from tests.support.progress import silent
@@ -35,7 +36,7 @@ def test_an_interrupted_build_resumes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "measure", interrupted)
+        patch.setattr(verifier, "measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(request)
     assert not (tmp_path / "out").exists()
@@ -122,3 +123,20 @@ def test_only_what_builds_left_is_swept(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.backup-99999999", ".out.my-notes", "out"]
     assert (tmp_path / "out/kept").exists()
+
+
+def test_a_journal_keeps_steps_and_drops_a_line_that_was_cut(tmp_path: Path) -> None:
+    path, asked = tmp_path / "stages" / ".verify.journal", list[str]()
+
+    def work(name: str) -> dict[str, float]:
+        asked.append(name)
+        return {"loss": len(asked) / 3}
+
+    first = [Journal(path).step(name, partial(work, name)) for name in ("row 0", "row 1")]
+    with path.open("a") as file:
+        file.write('\n["row 2", {"lo')
+    again = Journal(path)
+    found = [again.step(f"row {index}", partial(work, f"row {index}")) for index in range(4)]
+    assert asked == ["row 0", "row 1", "row 2", "row 3"]
+    assert found[:2] == first
+    assert Journal(path).step("row 3", partial(work, "row 3")) == found[3]

@@ -50,7 +50,7 @@ def test_a_plain_checkpoint_is_converted_and_built(tmp_path: Path) -> None:
     ("precision", "qformat"),
     [
         ("fp8", "fp8"),
-        ("int8", "int8_sq"),
+        ("int8", "int8_wo"),
         ("int4-awq", "int4_awq"),
         ("w4a8-awq", "w4a8_awq"),
         ("nvfp4", "nvfp4"),

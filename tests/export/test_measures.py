@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from inflight.engine.scoring import Scorer
 from inflight.export.data import Example
 from inflight.export.quantize.modelopt import Sensitivity, choose_kept
-from inflight.export.verify.measures import LayerCost, Quality, kl_divergence, measure
-from inflight.export.verify.report import check, failure
+from inflight.export.stages import Journal
+from inflight.export.verify.measures import LayerError, Quality, kl_divergence, measure
+from inflight.export.verify.report import check, dearest, shortfalls
 from inflight.settings.deployment import QualitySettings
 from tests.support.progress import silent
 
 VOCAB, END = 8, 7
 
 
-class Counting(Scorer):
+class Counting:
     """A model that says with ``confidence`` that the next token is one more, and the end after 5."""
 
     def __init__(self, confidence: float, forgets_after: int = 10**6) -> None:
         self._confidence, self._forgets_after = confidence, forgets_after
 
-    def logits(self, tokens: list[int]) -> Tensor:
+    def logits(self, tokens: Sequence[int], first: int = 0) -> Tensor:
         rest = (1 - self._confidence) / (VOCAB - 1)
         rows = torch.full((len(tokens), VOCAB), rest)
         for position, token in enumerate(tokens):
             likely = (END if token == 5 else token + 1) if position < self._forgets_after else 0
             rows[position, likely] = self._confidence
-        return rows.log()
+        return rows.log()[first:]
 
 
-WHOLE = [LayerCost("model.layers.0", 0.0, "model.layers.0.mlp.up_proj", 0.03, None, "")]
+WHOLE = [LayerError("model.layers.0", "model.layers.0.mlp.up_proj", 0.03, None, "")]
 EXAMPLES = [Example((1, 2), (3, 4, 5), True), Example((2,), (3, 4, 5), True), Example((), (1, 2, 3, 4), False)]
 
 
 def test_perplexity_and_divergence_are_those_of_the_distributions() -> None:
-    found = measure(Counting(0.8), Counting(0.5), EXAMPLES, [], {END}, silent)
+    found = measure(Counting(0.8), Counting(0.5), EXAMPLES, [], {END}, silent, Journal())
     assert found.perplexity == (pytest.approx(1 / 0.8), pytest.approx(1 / 0.5))
     expected = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log((0.2 / 7) / (0.5 / 7))
     assert found.kl_divergence == pytest.approx(expected, rel=1e-4)
@@ -48,38 +49,40 @@ def test_perplexity_and_divergence_are_those_of_the_distributions() -> None:
 
 
 def test_equal_models_differ_in_nothing() -> None:
-    found = measure(Counting(0.6), Counting(0.6), EXAMPLES, EXAMPLES[:1], {END}, silent)
+    found = measure(Counting(0.6), Counting(0.6), EXAMPLES, EXAMPLES[:1], {END}, silent, Journal())
     assert found.kl_divergence == pytest.approx(0, abs=1e-6)
     assert found.perplexity_increase == pytest.approx(0)
     assert (found.exact_match, found.long_context_recall) == (1, 1)
-    assert failure(check(found, WHOLE, QualitySettings()), WHOLE) is None
+    assert shortfalls(check(found, WHOLE, QualitySettings())) == []
 
 
 def test_an_answer_is_exact_only_with_its_end_and_within_memory() -> None:
     unended = Example((1, 2), (3, 4), True)
-    found = measure(Counting(0.9), Counting(0.9, forgets_after=1), [unended], EXAMPLES[:1], {END}, silent)
+    found = measure(Counting(0.9), Counting(0.9, forgets_after=1), [unended], EXAMPLES[:1], {END}, silent, Journal())
     assert found.exact == (0, 0)
     assert found.exact_match is None
     assert found.recalled == (1, 0)
 
 
 def test_what_falls_short_is_named_with_its_layers() -> None:
-    found = measure(Counting(0.8), Counting(0.3, forgets_after=3), EXAMPLES, EXAMPLES[:1], {END}, silent)
-    costs = [
-        LayerCost("model.layers.3", 0.5, "model.layers.3.mlp.up_proj", 3.0, 0.25, "KV cache"),
-        LayerCost("model.layers.0", 0.1, "model.layers.0.mlp.up_proj", 0.03, 1.1, "model.layers.0.mlp.up_proj"),
+    found = measure(Counting(0.8), Counting(0.3, forgets_after=3), EXAMPLES, EXAMPLES[:1], {END}, silent, Journal())
+    errors = [
+        LayerError("model.layers.0", "model.layers.0.mlp.up_proj", 0.03, 1.1, "model.layers.0.mlp.up_proj"),
+        LayerError("model.layers.3", "model.layers.3.mlp.up_proj", 3.0, 0.25, "KV cache"),
     ]
-    line = failure(check(found, costs, QualitySettings()), costs)
-    assert line is not None
-    assert "max_perplexity_increase is 0.05 and" in line
-    assert "min_exact_match is 0.9 and 0 was measured" in line
-    assert "max_weight_error is 0.4 and 3 was measured in model.layers.3.mlp.up_proj" in line
-    assert "min_range is 0.35 and 0.25 was measured in model.layers.3, KV cache" in line
-    assert "`engine.weights: int8` rounds the original as it is loaded" in line
-    assert "model.layers.3 (restoring it takes 0.5000 nats" in line
-    assert "differ most in up_proj, by 300.0%, and its KV cache keeps only 0.25" in line
-    assert line.index("model.layers.3") < line.index("model.layers.0")
-    assert "\n" not in line
+    assert shortfalls(check(found, errors, QualitySettings())) == [
+        "max_perplexity_increase is +201.29%, the limit +0.50%",
+        "max_kl_divergence is 0.63 nats, the limit 0.05 nats",
+        "min_exact_match is 0.0%, the limit 90.0%",
+        "min_long_context_recall is 0.0%, the limit 80.0%",
+        "max_weight_error is 300.0%, the limit 40.0%, in model.layers.3.mlp.up_proj",
+        "min_range is 25.0%, the limit 35.0%, in model.layers.3, KV cache",
+    ]
+    assert dearest(errors, {"model.layers.3": 0.5, "model.layers.0": 0.1}) == [
+        "most is lost in model.layers.3: 0.5000 nats; its up_proj is off by 300.0%; its KV cache keeps only 0.25 of "
+        "the largest value",
+        "most is lost in model.layers.0: 0.1000 nats; its up_proj is off by 3.0%",
+    ]
 
 
 def test_what_the_original_cannot_do_is_not_held_against_the_other() -> None:

@@ -167,7 +167,7 @@ def test_weights_of_llama_8b_by_precision() -> None:
     assert _weights(config, "int4-awq") == quantized // 2 + quantized // 128 * 2 + 2 * inputs + rest
     assert _weights(config, "w4a8-awq") == _weights(config, "int4-awq") + 32 * 7 * 8
     assert _weights(config, "nvfp4") == quantized // 2 + quantized // 16 + 32 * 7 * 8 + rest
-    assert _weights(config, "int8") == quantized + 4 * outputs + 2 * inputs + 4 * 32 * 7 + rest
+    assert _weights(config, "int8") == quantized + 4 * outputs + rest
     assert _weights(config, "float32") == 2 * _weights(config, "bf16")
 
 

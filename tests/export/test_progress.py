@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.export.build.commands import _progress
+from inflight.export.build.commands import ProgressLog, _progress
 from inflight.export.quantize.modelopt import quiet
 
 
@@ -21,3 +21,18 @@ def test_progress_is_seen_while_the_tools_are_quiet(tmp_path: Path, capsys: pyte
         progress("comparing", 0, 7)
     assert capsys.readouterr().err.split("\n")[:2] == ["  calibrating, 512 steps", "  comparing, 7 steps"]
     assert log.read_text() == "what ModelOpt prints\n"
+
+
+def test_a_log_is_told_once_a_minute_how_far_it_is_and_what_is_left() -> None:
+    said, now = list[str](), [0.0]
+    log = ProgressLog(said.append, lambda: now[0])
+    for done in range(0, 400, 10):
+        log.step("comparing", done, 400)
+        now[0] += 5.0
+    log.step("writing", 0, 0)
+    assert said == [
+        "comparing, 400 steps",
+        "comparing, 120 of 400 steps, 120 a minute, 2.33 min left",
+        "comparing, 240 of 400 steps, 120 a minute, 80 s left",
+        "comparing, 360 of 400 steps, 120 a minute, 20 s left",
+    ]

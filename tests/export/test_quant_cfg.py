@@ -101,3 +101,20 @@ def test_a_rule_of_ours_comes_after_modelopts_own() -> None:
 def test_a_release_without_the_precision_is_named() -> None:
     with pytest.raises(DeploymentError, match="has no NVFP4_DEFAULT_CFG; use the one of"):
         quantizer_rules(Recipe("nvfp4", fp8_kv_cache=False), LISTS)
+
+
+@pytest.mark.parametrize("form", ["list", "dictionary"])
+def test_int4_has_groups_of_the_recipes_size(form: str) -> None:
+    """Two bits of ``w4a8``'s weights are settings of one rule; only INT4's has groups."""
+    weights: Any = [{"num_bits": 4, "block_sizes": {-1: 128, "type": "static"}}, {"num_bits": (4, 3), "axis": None}]
+    rules: Any = {"*weight_quantizer": weights[0], "default": OFF}
+    if form == "list":
+        rules = [{"quantizer_name": "*", "enable": False}, {"quantizer_name": "*weight_quantizer", "cfg": weights}]
+    known = {
+        "INT4_AWQ_CFG": {"quant_cfg": rules, "algorithm": "awq_lite"},
+        **(LISTS if form == "list" else DICTIONARIES),
+    }
+    found = quantizer_rules(Recipe("int4-awq", fp8_kv_cache=False, group=64), known)["quant_cfg"]
+    weight = found[1]["cfg"][0] if form == "list" else found["*weight_quantizer"]
+    assert weight["block_sizes"] == {-1: 64, "type": "static"}
+    assert weights[0]["block_sizes"][-1] == 128, "ModelOpt's own configuration was changed"

@@ -13,13 +13,14 @@ from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import Checkpoint
 from inflight.export.compile.run import Command
-from inflight.export.compile.steps import CompileRequest, choose_flow, compile_steps
+from inflight.export.compile.steps import LEAST_GROUP, CompileRequest, choose_flow, compile_steps
 from inflight.export.compile.steps import Flow as TensorRtLlmFlow
 from inflight.export.interpreters import TensorRtLlm, find_tensorrt_llm
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan
 from inflight.export.plan.planner import make_plan
-from inflight.export.plan.shape import linears, split_excluded
+from inflight.export.plan.precision import PRECISIONS
+from inflight.export.plan.shape import grouped, linears, split_excluded
 from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
 from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
@@ -88,6 +89,7 @@ class Blueprint:
             model_dir=checkpoint if self.is_readable else out / READABLE,
             output_dir=out / ENGINE,
             precision=plan.precision,
+            group=self.recipe.group,
             max_batch_size=settings.batching.max_batch_size,
             max_tokens_per_step=settings.batching.max_tokens_per_step,
             max_sequence_length=settings.limits.max_sequence_length or plan.max_sequence_length,
@@ -111,7 +113,8 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     """
     keep = _kept(checkpoint, request.keep)
     plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
-    recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep)
+    group = grouped(PRECISIONS[plan.precision], checkpoint.config, keep).group
+    recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep, group)
     if recipe.precision in SCHEMES:
         _require_quantizable(checkpoint.config, recipe.precision)
     none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
@@ -134,7 +137,12 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
         raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
     if request.kl_budget is not None and recipe.precision not in SCHEMES:
         raise DeploymentError(f"--kl-budget: {recipe.precision} quantizes no layer")
-    settings = _deployment_settings(checkpoint, plan, engine, flow, _own_settings(request.settings))
+    if flow != "portable" and recipe.precision in SCHEMES and group and group < LEAST_GROUP:
+        raise DeploymentError(
+            f"precision {recipe.precision}: the model's linears need groups of {group} inputs, and TensorRT-LLM has "
+            f"{LEAST_GROUP} and more; use --engine pytorch or another precision"
+        )
+    settings = _deployment_settings(checkpoint, plan, recipe, engine, flow, _own_settings(request.settings))
     deployment = validate(settings, "settings")
     if flow == "tensorrt" and deployment.speculation.method == "draft_target":
         raise DeploymentError(
@@ -227,7 +235,7 @@ def _own_settings(path: Path | None) -> dict[str, Any]:
 
 
 def _deployment_settings(
-    checkpoint: Checkpoint, plan: Plan, engine: str, flow: Flow, own: Mapping[str, Any]
+    checkpoint: Checkpoint, plan: Plan, recipe: Recipe, engine: str, flow: Flow, own: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what deployment.yaml will say: the plan's, and over it the user's own.
 
@@ -239,7 +247,7 @@ def _deployment_settings(
         "engine": {"kind": engine},
         "batching": {"max_batch_size": plan.max_batch_size, "max_tokens_per_step": plan.max_tokens_per_step},
         "limits": {"max_sequence_length": plan.max_sequence_length},
-        "quality": QualitySettings().model_dump(),
+        "quality": QualitySettings(max_perplexity_increase=recipe.most_lost).model_dump(),
     }
     if flow != "tensorrt":  # whose converter has an option of its own for the type
         dtype = checkpoint.config.dtype

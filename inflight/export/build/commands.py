@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBars
 
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice
@@ -25,11 +26,14 @@ from inflight.export.plan.plan import PlanRequest
 from inflight.export.stages import Progress
 from inflight.machine import Machine
 from inflight.report.failures import one_line_errors
+from inflight.report.units import duration
 from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 from inflight.settings.deployment import model_name
 
 _console = Console(stderr=True, highlight=False)
 _ARTIFACTS = Path("artifacts")
+_LOG_INTERVAL_S = 60.0
+"""How often a log is told of a phase's progress."""
 _load = partial(typer.Option, rich_help_panel="Load to plan for")
 _data = partial(typer.Option, rich_help_panel="Calibration and held-out data")
 _layers = partial(typer.Option, rich_help_panel="Precision of single layers")
@@ -63,7 +67,7 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     verbose: Verbose = False,
     calibration: Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.")] = None,
-    calibration_rows: Annotated[int, _data(min=1, help="Rows to calibrate with.")] = 512,
+    calibration_rows: Annotated[int, _data(min=1, help="Rows to calibrate with.")] = 128,
     held_out: Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT to measure with; repeat.")] = None,
     held_out_rows: Annotated[int, _data(min=1, help="Rows to measure with.")] = 400,
     recall_prompts: Annotated[int, _data(min=0, help="Long prompts from which a fact is recalled.")] = 48,
@@ -75,6 +79,9 @@ def build(
         float | None,
         _layers(min=0, help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats)."),
     ] = None,
+    layer_costs: Annotated[
+        bool, _layers("--layer-costs", help="Measure what each layer loses; a build that fails does so anyway.")
+    ] = False,
     input_tokens: Annotated[int, _load(min=1, help="Mean length of a prompt.")] = 1024,
     output_tokens: Annotated[int, _load(min=1, help="Mean length of an answer.")] = 256,
     rate: Annotated[float | None, _load(help="Requests per second.")] = None,
@@ -107,7 +114,7 @@ def build(
         output = output or _ARTIFACTS / "deployments" / name
         request = BuildRequest(
             model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),
-            kl_budget, examples, tensorrt_llm_python, device,
+            kl_budget, layer_costs, examples, tensorrt_llm_python, device,
         )  # fmt: skip
         _print_dry_run(request, verbose) if dry_run else _run(request)
 
@@ -137,21 +144,43 @@ def _show(stage: str, line: str) -> None:
     _console.print(f"{stage:<11} {line}", markup=False, soft_wrap=True)
 
 
+class ProgressLog:
+    """Tells a log how far a phase of a build is: when it begins, and then once a minute, with the time left."""
+
+    def __init__(self, say: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self._say, self._clock = say, clock
+        self._phase, self._done, self._said_at = "", 0, 0.0
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Take note that ``done`` of a phase's ``total`` steps are done; a phase without steps is not told."""
+        now = self._clock()
+        if what != self._phase and total:
+            self._say(f"{what}, {total:,} steps")
+            self._phase, self._done, self._said_at = what, done, now
+        elif what == self._phase and done < total and now - self._said_at >= _LOG_INTERVAL_S:
+            rate = (done - self._done) / (now - self._said_at)  # of this minute: an earlier run's steps take no time
+            left = f", {duration((total - done) / rate)} left" if rate else ""
+            self._say(f"{what}, {done:,} of {total:,} steps, {60 * rate:.3g} a minute{left}")
+            self._done, self._said_at = done, now
+
+
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show a bar for what is being done now; where there is no terminal, a line when something else begins."""
+def _progress(clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+    """Show a bar for what is being done now; where there is no terminal, a line when it begins and one a minute."""
     # A file of its own: `quiet` sends what is written to sys.stderr meanwhile to a log.
     console = Console(file=sys.stderr, highlight=False)
-    last = ""
+    log = ProgressLog(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True), clock)
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with ProgressBars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", visible=False)
+    with ProgressBars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        task, shown = bars.add_task("", visible=False), ""
 
         def show(what: str, done: int, total: int) -> None:
-            nonlocal last
-            if not console.is_terminal and total and what != last:
-                console.print(f"  {what}, {total:,} steps", markup=False, soft_wrap=True)
-                last = what
+            nonlocal shown
+            if not console.is_terminal:
+                log.step(what, done, total)
+            if what != shown:
+                bars.reset(task)
+                shown = what
             bars.update(
                 task, description=what[-80:], completed=done, total=total or None, visible=done < total or not total
             )

@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 import torch
 
-from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build.blueprint import ENGINE, MODEL, READABLE, make_blueprint
 from inflight.export.build.request import BuildRequest
-from inflight.export.build.write import PAGE, PLAN, QUALITY, require_replaceable, write_deployment
+from inflight.export.build.write import PAGE, PLAN, require_replaceable, write_deployment
 from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.compile.run import require_tools, run_commands
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet, Example
@@ -26,10 +25,10 @@ from inflight.export.plan.gpus import CPU, Gpu, find_gpu, measure_cpu
 from inflight.export.quantize import modelopt
 from inflight.export.quantize.config_file import write_config
 from inflight.export.stages import Progress, Stages, digest, link_files, link_or_copy, require_writable
-from inflight.export.verify.measures import LayerCost, Quality, layer_costs, measure, recall_examples
-from inflight.export.verify.report import Check, check, failure, quality_page
+from inflight.export.verify.report import Check, check, dearest, quality_page, shortfalls
+from inflight.export.verify.verifier import Verifier
 from inflight.manifest import Inputs, Manifest, dotted, record_files
-from inflight.report.provenance import cpu_model, provenance
+from inflight.report.provenance import cpu_model
 from inflight.settings.threads import cpu_threads
 from inflight.text.tokenizer import Tokenizer
 
@@ -124,16 +123,18 @@ class Build:
         if request.kl_budget is None:
             return
 
+        probes = f"{modelopt.PROBES} of {modelopt.PROBE_TOKENS} tokens, apart from those that calibrate"
+        inputs = self._calibrated({"recipe": asdict(recipe), "probes": probes})
+        journal = self._stages.journal("sensitivity", inputs)
+
         def work(out: Path) -> str:
             with modelopt.quiet(out / "modelopt.log"):
                 found = modelopt.measure_sensitivity(
-                    self._source.directory, recipe, self._examples(), self._device, self._progress
+                    self._source.directory, recipe, self._examples(), self._device, self._progress, journal
                 )
             (out / _SENSITIVITIES).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
             return f"{len(found)} groups of linears; the most sensitive is {found[0].linears[0]}"
 
-        probes = f"{modelopt.PROBES}, apart from those that calibrate"
-        inputs = self._calibrated({"recipe": asdict(recipe), "probes": probes})
         rows = json.loads((self._stages.run("sensitivity", inputs, work) / _SENSITIVITIES).read_text())
         sensitivities = [modelopt.Sensitivity(tuple(row["linears"]), row["kl_divergence"]) for row in rows]
         kept = modelopt.choose_kept(sensitivities, request.kl_budget)
@@ -169,7 +170,7 @@ class Build:
                     self._progress("writing the quantized checkpoint", 0, 0)
                     model.save(target)
                 sizes = f"{_megabytes(source.size)} to {_megabytes(weight_bytes(target))}"
-                return f"{sizes}, calibrated with {self._calibration.describe()}"
+                return f"{sizes}, {self._shown}"
             modelopt.copy_text_files(source.directory, target)
             for file in (*source.weights, *source.directory.glob("*.json")):
                 if not (target / file.name).exists():
@@ -223,65 +224,46 @@ class Build:
         if not self._blueprint.quantizes:
             self._show("verify", "nothing to do: nothing was quantized")
             return []
-        settings = self._blueprint.deployment
-        inputs = {
-            "quantized": quantized.name,
-            "held out": self._held_out.sha256,
-            "recall prompts": self._data.recall_prompts,
-            "max length": self._data.max_length,
-            "dtype": settings.engine.dtype,
-            "kv cache": settings.kv_cache.dtype,
-        }
-        measured = self._stages.run("verify", inputs, lambda out: self._measure_quality(quantized / MODEL, out))
-        return self._check_quality(quantized / MODEL, measured)
-
-    def _measure_quality(self, quantized: Path, out: Path) -> str:
-        settings, data, tokenizer = self._blueprint.deployment, self._data, self._tokenizer
-        original = Scorer(self._source.directory, settings.engine.dtype, device=self._device)
-        other = Scorer(quantized, settings.engine.dtype, settings.kv_cache.dtype, self._device)
-        length = min(data.max_length, original.max_length)
-        examples = self._held_out.examples(tokenizer, length)
-        recall = recall_examples(self._held_out, tokenizer, length, data.recall_prompts)
-        quality = measure(original, other, examples, recall, tokenizer.config.end_ids, self._progress)
-        record: dict[str, Any] = {
-            **provenance(),
-            "command": self._request.command,
-            "precision": self._blueprint.recipe.precision,
-            "bytes": {"original": self._source.size, "quantized": weight_bytes(quantized)},
-            "quality": asdict(quality),
-            "costs": [asdict(cost) for cost in layer_costs(original, other, examples, self._progress)],
-        }
-        (out / QUALITY).write_text(json.dumps(record, indent=1) + "\n")
-        (before, after), (right, still), (recalled, again) = quality.perplexity, quality.exact, quality.recalled
-        return (
-            f"perplexity {before:.4f} to {after:.4f}, KL divergence {quality.kl_divergence:.5f} nats; "
-            f"{right} to {still} exact answers, {recalled} to {again} recalled from long prompts"
+        model, recipe = quantized / MODEL, self._blueprint.recipe
+        sizes = {"original": self._source.size, "quantized": weight_bytes(model)}
+        verifier = Verifier(
+            self._source.directory,
+            model,
+            self._blueprint.deployment,
+            self._held_out,
+            self._data.recall_prompts,
+            self._data.max_length,
+            self._device,
+            self._stages,
+            self._progress,
+            {"command": self._request.command, "precision": recipe.precision, "bytes": sizes},
         )
-
-    def _check_quality(self, quantized: Path, measured: Path) -> list[Check]:
-        """Return the checks of what was measured, and write the report beside it."""
-        record = json.loads((measured / QUALITY).read_text())
-        quality, costs = Quality(**record["quality"]), [LayerCost(**cost) for cost in record["costs"]]
-        checks = check(quality, costs, self._blueprint.deployment.quality)
-        precision = self._blueprint.recipe.precision
+        measured = verifier.measure()
+        checks = check(measured.quality, measured.errors, self._blueprint.deployment.quality)
+        wanted = self._request.layer_costs or not all(one.passes for one in checks)
+        costs = verifier.layer_costs() if wanted else {}
         page = quality_page(
-            f"{self._source.name} in {precision}",
+            f"{self._source.name} in {recipe.precision}",
             {
                 "held-out data": self._held_out.describe(),
-                "calibration data": self._calibration.describe(),
+                "calibration data": self._shown,
                 "KV cache": self._blueprint.plan.kv_cache,
-                "kept in 16 bit": ", ".join(self._blueprint.recipe.keep) or "embedding, norms and lm_head alone",
+                "kept in 16 bit": ", ".join(recipe.keep) or "embedding, norms and lm_head alone",
                 "computed in": f"{self._blueprint.deployment.engine.dtype}, by the portable engine",
             },
-            {"original": self._source.size, precision: weight_bytes(quantized)},
-            quality,
+            {"original": sizes["original"], recipe.precision: sizes["quantized"]},
+            measured,
             checks,
             costs,
-            f"{record['command']}; commit {record['commit']}, {record['machine']}, {record['date']}",
         )
-        (measured / PAGE).write_text(page, encoding="utf-8")
-        if short := failure(checks, costs):
-            raise DeploymentError(f"{short}. The report: {measured / PAGE}")
+        (measured.directory / PAGE).write_text(page, encoding="utf-8")
+        if short := shortfalls(checks):
+            for line in dearest(measured.errors, costs):
+                self._show("verify", line)
+            raise DeploymentError(
+                f"the quantized checkpoint falls short: {'; '.join(short)}. {recipe.remedy}. The report: "
+                f"{measured.directory / PAGE}"
+            )
         return checks
 
     def _manifest(self, checks: list[Check]) -> Manifest:
@@ -307,6 +289,13 @@ class Build:
             plan=plan.as_dict(),
             quality={one.name: one.value for one in checks if one.value is not None},
         )
+
+    @property
+    def _shown(self) -> str:
+        """What the model was shown to find its scales."""
+        if not self._blueprint.recipe.calibrates:
+            return "not calibrated: weights alone are rounded"
+        return f"calibrated with {self._calibration.describe()}"
 
     def _examples(self) -> list[Example]:
         return self._calibration.examples(self._tokenizer, self._data.calibration_length)

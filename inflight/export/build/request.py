@@ -19,7 +19,7 @@ class DataRequest:
     """Which data, and how much of it."""
 
     calibration: tuple[Source, ...] = (Source(CALIBRATION_DATA),)
-    calibration_rows: int = 512
+    calibration_rows: int = 128
     calibration_length: int = 512
     """Tokens of a row, at most."""
     held_out: tuple[Source, ...] = (Source(HELD_OUT_DATA),)
@@ -59,6 +59,8 @@ class BuildRequest:
     """Patterns of the names of linears that stay in 16 bit."""
     kl_budget: float | None = None
     """Mixed precision: the most sensitive layers stay in 16 bit until the others lose no more than this, in nats."""
+    layer_costs: bool = False
+    """Whether it is measured what each layer costs also where the build passes."""
     examples: Path = EXAMPLES
     """TensorRT-LLM's example scripts, for its TensorRT flow."""
     tensorrt_llm_python: Path | None = None

@@ -11,11 +11,12 @@ import yaml
 from inflight.errors import DeploymentError
 from inflight.export.build.blueprint import ENGINE, MODEL, Blueprint
 from inflight.export.stages import fresh_directory, is_linked, link_files, require_space
+from inflight.export.verify.verifier import QUALITY
 from inflight.manifest import FILE_NAME as MANIFEST
 from inflight.manifest import Manifest, read_manifest, record_files, require_files, write_manifest
 from inflight.settings.deployment import FILE_NAME, load_deployment
 
-PLAN, QUALITY, PAGE = "plan.json", "quality.json", "quality.html"
+PLAN, PAGE = "plan.json", "quality.html"
 """Names within stages and deployments."""
 
 

@@ -46,12 +46,13 @@ class Precision:
     gemm_plugin: str = "auto"
 
 
+LEAST_GROUP = 64
+"""The shortest groups of INT4 that TensorRT-LLM has kernels for."""
 PRECISIONS: dict[str, Precision] = {
     "bf16": Precision(("pytorch", "tensorrt"), dtype="bfloat16"),
     "fp16": Precision(("pytorch", "tensorrt"), dtype="float16"),
     "fp8": Precision(("pytorch", "tensorrt"), qformat="fp8", gemm_plugin="fp8"),
-    # SmoothQuant has kernels in TensorRT engines only.
-    "int8": Precision(("tensorrt",), qformat="int8_sq"),
+    "int8": Precision(("tensorrt",), qformat="int8_wo"),
     "int4-awq": Precision(("pytorch", "tensorrt"), qformat="int4_awq"),
     "w4a8-awq": Precision(("pytorch", "tensorrt"), qformat="w4a8_awq"),
     "nvfp4": Precision(("pytorch", "tensorrt"), qformat="nvfp4", gemm_plugin="nvfp4"),
@@ -95,6 +96,8 @@ class CompileRequest:
     python: str
     """TensorRT-LLM's interpreter, which runs the scripts."""
     trtllm_build: str
+    group: int = 128
+    """Inputs of a row that share a scale in INT4."""
 
     @property
     def converted_dir(self) -> Path:
@@ -191,6 +194,8 @@ def _quantize_flags(request: CompileRequest) -> dict[str, object]:
         if request.format.qformat == "full_prec":
             raise DeploymentError(f"kv_dtype fp8 needs a quantized precision here, not {request.precision}")
         flags["kv_cache_dtype"] = "fp8"
+    if "awq" in request.format.qformat:
+        flags["awq_block_size"] = request.group
     flags["calib_dataset"] = request.calibration.parent
     if request.speculation.method == "medusa":
         flags |= {

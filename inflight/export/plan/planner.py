@@ -19,7 +19,7 @@ from inflight.export.plan.plan import Fleet, Plan, PlanRequest, Point
 from inflight.export.plan.precision import StoredWeights, resolve_kv_cache, resolve_precision
 from inflight.export.plan.roofline import Efficiency, Roofline, Step
 from inflight.export.plan.serving import Serving, steady_batch
-from inflight.export.plan.shape import MAX_GPUS, Parallel, Shape, count_parameters
+from inflight.export.plan.shape import MAX_GPUS, Parallel, Shape, count_parameters, grouped
 
 LARGEST_STEP = 8192
 """TensorRT-LLM's own default of max_num_tokens; more only delays the decodes that share the step."""
@@ -87,7 +87,9 @@ def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest, stored: StoredWe
             f"{limit}"
         )
     stored = stored and _as_stored(stored, config, gpu, request)
-    precision = stored.precision if stored else resolve_precision(request.precision, gpu, config.dtype)
+    precision = resolve_precision(request.precision, gpu, config.dtype) if stored is None else stored.precision
+    if stored is None:
+        precision = grouped(precision, config, request.excluded)
     kv_cache, kv_bytes = resolve_kv_cache(request.kv_cache, gpu, precision)
     if request.excluded and not precision.quantized:
         raise DeploymentError(f"exclude: precision {precision.name} quantizes nothing")

@@ -27,7 +27,7 @@ class Precision:
     channel_scale: int = 0
     """The size of an output channel's scale."""
     input_scale: int = 0
-    """The size of an input channel's scale, which AWQ and SmoothQuant move from activations into weights."""
+    """The size of an input channel's scale, which AWQ moves from activations into weights."""
     tensor_scale: int = 0
     """The size of a layer's scales, those of its weights and of its activations."""
     fp8_kv_cache: bool = False
@@ -56,7 +56,7 @@ PRECISIONS = {
         Precision(
             "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=_FP8, instead="int8 or int4-awq"
         ),
-        Precision("int8", 1, "int8", channel_scale=4, input_scale=2, tensor_scale=4, first_capability=(7, 5)),
+        Precision("int8", 1, "fp16", channel_scale=4, first_capability=(7, 5), instead="fp16"),
         Precision(
             "int4-awq", 0.5, "fp16", group=128, group_scale=2, input_scale=2, first_capability=(8, 0), instead="int8"
         ),

@@ -28,6 +28,10 @@ MAX_GPUS = 32
 """The largest group that is considered where the request sets no limit: four machines."""
 
 
+INT4_GROUPS = (128, 64, 32)
+"""The inputs of a row of INT4 that may share a scale, the best first: longer groups take less memory."""
+
+
 @dataclass(frozen=True)
 class Linear:
     """One linear layer, by its name in checkpoints."""
@@ -83,6 +87,25 @@ def linears(config: ModelConfig) -> tuple[Linear, ...]:
     if config.outlined is not None:
         return tuple(map(_outlined, config.outlined.matrices))
     return tuple(linear for layer in range(config.num_layers) for linear in _layer(config, layer))
+
+
+def grouped(precision: Precision, config: ModelConfig, excluded: tuple[str, ...] = ()) -> Precision:
+    """Return a precision with the longest groups of INT4 that divide the inputs of each linear which it quantizes.
+
+    Raises:
+        DeploymentError: none does; a linear is named.
+    """
+    if precision.group != INT4_GROUPS[0]:
+        return precision
+    quantized, _ = split_excluded(config, excluded)
+    for size in INT4_GROUPS:
+        if all(one.inputs % size == 0 for one in quantized):
+            return replace(precision, group=size)
+    odd = next(one for one in quantized if one.inputs % INT4_GROUPS[-1])
+    raise DeploymentError(
+        f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {INT4_GROUPS[-1]} must divide "
+        "them; use int8"
+    )
 
 
 def _outlined(matrix: Matrix) -> Linear:

@@ -15,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ from inflight.engine.models.reading import stored_dtype
 from inflight.errors import DeploymentError
 from inflight.export.data import Example
 from inflight.export.quantize.config_file import write_config
-from inflight.export.stages import Progress, tracked
+from inflight.export.stages import Journal, Progress, tracked
 from inflight.export.verify.measures import kl_divergence
 from inflight.text.files import read_json
 
-PROBES = 16
-"""Calibration rows that sensitivity is measured on; the longest."""
+PROBES, PROBE_TOKENS = 16, 64
+"""Calibration rows that sensitivity is measured on, of the longest, and how many tokens of each."""
 _TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -40,6 +41,10 @@ _TEXT_FILES = (
     "generation_config.json",
 )
 _KV_CACHE = "FP8_KV_CFG"
+_MOST_LOST_BY_CACHE = 0.005
+"""The most that the perplexity may increase by an FP8 KV cache alone."""
+_INT4 = 4
+"""``num_bits`` of INT4; of FP4 it is (2, 1)."""
 _FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Linears that an engine computes as one: they share their scales, so they share their fate."""
 
@@ -53,21 +58,36 @@ class Scheme:
     algorithm: str
     """``quant_algo`` in the checkpoint, which TensorRT-LLM reads too."""
     meaning: str
+    remedy: str
+    """What loses less, for a build that lost too much."""
+    most_lost: float = 0.03
+    """The most that the perplexity may increase, as a fraction, unless the deployment says."""
+    calibrated: bool = True
+    """Whether it goes by the data that the model is shown."""
 
 
+_KEEP = "`--kl-budget` and `--keep` hold the layers that lose most in 16 bits"
+_INT8 = f"better: `--precision int8`, in as many bytes: only weights are rounded, each row by its own scale. {_KEEP}"
+_MORE_BITS = f"better: `--precision int8`, which rounds to 8 bits. {_KEEP}"
 SCHEMES = {
-    "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor"),
+    "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor", _INT8, 0.005),
     "int8": Scheme(
-        "INT8_SMOOTHQUANT_CFG",
-        "W8A8_SQ_PER_CHANNEL",
-        "weights in INT8 with a scale per row, activations in INT8, smoothed (SmoothQuant)",
+        "INT8_WEIGHT_ONLY_CFG",
+        "W8A16",
+        "weights in INT8 with a scale per row, activations in 16 bit",
+        f"better: {_KEEP}",
+        0.005,
+        calibrated=False,
     ),
     "int4-awq": Scheme(
-        "INT4_AWQ_CFG", "W4A16_AWQ", "weights in INT4 with a scale per 128 inputs (AWQ), activations in 16 bit"
+        "INT4_AWQ_CFG", "W4A16_AWQ", "weights in INT4 with a scale per group of inputs (AWQ), activations in 16 bit",
+        _MORE_BITS,
     ),
-    "w4a8-awq": Scheme("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", "weights in INT4 (AWQ), activations in FP8"),
-    "nvfp4": Scheme("NVFP4_DEFAULT_CFG", "NVFP4", "weights and activations in FP4 with an FP8 scale per 16 values"),
-}
+    "w4a8-awq": Scheme("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", "weights in INT4 (AWQ), activations in FP8", _MORE_BITS),
+    "nvfp4": Scheme(
+        "NVFP4_DEFAULT_CFG", "NVFP4", "weights and activations in FP4 with an FP8 scale per 16 values", _MORE_BITS
+    ),
+}  # fmt: skip
 """The schemes by precision; ``bf16``, ``fp16`` and ``float32`` keep the checkpoint as it is."""
 
 
@@ -86,6 +106,23 @@ class Recipe:
     fp8_kv_cache: bool
     keep: tuple[str, ...] = ()
     """Linears that stay in 16 bit, by their names in the checkpoint."""
+    group: int = 128
+    """Inputs of a row that share a scale in INT4."""
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it goes by the data that the model is shown."""
+        return self.fp8_kv_cache or SCHEMES[self.precision].calibrated
+
+    @property
+    def most_lost(self) -> float:
+        """The most that the perplexity may increase, as a fraction, unless the deployment says."""
+        return SCHEMES[self.precision].most_lost if self.precision in SCHEMES else _MOST_LOST_BY_CACHE
+
+    @property
+    def remedy(self) -> str:
+        """What loses less."""
+        return SCHEMES[self.precision].remedy if self.precision in SCHEMES else "better: `--kv-cache bf16`"
 
 
 def has_bfloat16() -> bool:
@@ -124,8 +161,9 @@ class QuantizedModel:
                 model(self._ids(example))
 
         try:
-            self.model = mtq.quantize(model.eval(), quantizer_rules(recipe, vars(mtq)), calibrate)
-        except (ValueError, RuntimeError, AssertionError) as error:
+            shown = calibrate if recipe.calibrates else None
+            self.model = mtq.quantize(model.eval(), quantizer_rules(recipe, vars(mtq)), shown)
+        except (ValueError, RuntimeError, AssertionError, NotImplementedError) as error:
             raise DeploymentError(
                 f"ModelOpt cannot quantize {checkpoint} to {recipe.precision}: {_line(error)}"
             ) from None
@@ -137,9 +175,9 @@ class QuantizedModel:
         }
 
     @torch.inference_mode()
-    def logits(self, example: Example) -> Tensor:
-        """Return the float32 logits ``[tokens, vocab]`` of an example."""
-        return self.model(self._ids(example)).logits[0].float()
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the float32 logits ``[rows, tokens, vocab]`` of rows of token ids."""
+        return self.model(rows.to(self._device)).logits.float()
 
     def groups(self) -> list[tuple[str, ...]]:
         """Return the names of the quantized linears, those together that an engine computes as one."""
@@ -194,11 +232,12 @@ class Sensitivity:
 
 
 def measure_sensitivity(
-    checkpoint: Path, recipe: Recipe, examples: Sequence[Example], device: str, progress: Progress
+    checkpoint: Path, recipe: Recipe, examples: Sequence[Example], device: str, progress: Progress, journal: Journal
 ) -> list[Sensitivity]:
     """Quantize one group of linears at a time, and compare the next token's distribution with the original's.
 
-    The rows that are compared do not calibrate: static scales cut nothing off of the rows that they come from.
+    The rows that are compared do not calibrate: static scales cut nothing off of the rows that they come from. What
+    ``journal`` has is not measured again.
 
     Returns:
         The groups, the most sensitive first.
@@ -213,17 +252,25 @@ def measure_sensitivity(
     calibrating = [one for one in examples if not any(one is row for row in probed)]
     quantized = QuantizedModel(checkpoint, recipe, calibrating, device, progress)
     quantized.quantize_only(())
-    original = [quantized.logits(example) for example in probed]
-    found = []
-    for group in tracked(quantized.groups(), "measuring sensitivity", progress):
+    rows, real = _padded([one.tokens[:PROBE_TOKENS] for one in probed])
+    original = quantized.logits(rows)[real]
+
+    def loss(group: tuple[str, ...]) -> float:
         quantized.quantize_only(group)
-        total = sum(
-            float(kl_divergence(before, quantized.logits(example)).sum())
-            for before, example in zip(original, probed, strict=True)
-        )
-        positions = sum(len(before) for before in original)
-        found.append(Sensitivity(group, total / positions))
+        return float(kl_divergence(original, quantized.logits(rows)[real]).mean())
+
+    found = [
+        Sensitivity(group, journal.step(" ".join(group), partial(loss, group)))
+        for group in tracked(quantized.groups(), "measuring sensitivity", progress)
+    ]
     return sorted(found, key=lambda one: -one.kl_divergence)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return rows of equal length, and what of them is real; causal attention sees nothing of what is behind."""
+    length = max(map(len, rows))
+    ids = torch.tensor([[*row, *[row[-1]] * (length - len(row))] for row in rows])
+    return ids, torch.arange(length) < torch.tensor([[len(row)] for row in rows])
 
 
 def choose_kept(sensitivities: Sequence[Sensitivity], budget: float) -> tuple[str, ...]:
@@ -280,6 +327,7 @@ def quantizer_rules(recipe: Recipe, known: Mapping[str, Any]) -> dict[str, Any]:
     by_pattern = isinstance(cache_rules, dict)
     if recipe.precision in SCHEMES:
         config = _known(SCHEMES[recipe.precision].modelopt_config, known)
+        _set_group(config["quant_cfg"], recipe.group)
     else:
         off: Any = {"*": {"enable": False}} if by_pattern else [{"quantizer_name": "*", "enable": False}]
         config = {"quant_cfg": off, "algorithm": "max"}
@@ -292,6 +340,15 @@ def quantizer_rules(recipe: Recipe, known: Mapping[str, Any]) -> dict[str, Any]:
         return {**config, "quant_cfg": before | added}
     rules = config["quant_cfg"] + (cache_rules if recipe.fp8_kv_cache else [])
     return {**config, "quant_cfg": rules + [{"quantizer_name": pattern, "enable": False} for pattern in kept]}
+
+
+def _set_group(rules: Any, size: int) -> None:
+    """Have rules that hold weights in INT4 by groups do so by groups of this size."""
+    settings = rules.values() if isinstance(rules, dict) else [rule.get("cfg") for rule in rules]
+    for setting in settings:
+        for one in setting if isinstance(setting, list) else [setting]:
+            if isinstance(one, dict) and one.get("num_bits") == _INT4 and -1 in one.get("block_sizes", {}):
+                one["block_sizes"][-1] = size
 
 
 def _known(name: str, known: Mapping[str, Any]) -> dict[str, Any]:

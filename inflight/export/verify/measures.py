@@ -1,6 +1,6 @@
-"""What a quantized checkpoint lost beside the original: perplexity, divergence, exact answers, recall; and by layer.
+"""Measures what a quantized checkpoint lost beside the original: perplexity, divergence, exact answers, recall.
 
-A layer's cost is told by its weights, and by what restoring it would save.
+``Layers`` tells where: how far each layer's weights are off, and what restoring it would save.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +18,21 @@ from torch.nn import functional
 
 from inflight.engine.models.layers import RmsNorm
 from inflight.engine.quant.formats import E2M1_MAX, E4M3_MAX
-from inflight.engine.scoring import Scorer
+from inflight.engine.scoring import Logits, Scorer
 from inflight.export.data import DataSet, Example, Row, RowEncoder, as_texts
-from inflight.export.stages import Progress, tracked
+from inflight.export.stages import Journal, Progress, tracked
 from inflight.text.tokenizer import Tokenizer
 
 _SHARES = (0.25, 0.5, 0.9)
 """How much of the longest sequence the prompts fill."""
-_PROBES = 8
-"""Examples that are used to find the layers; the longest ones."""
+_PROBES, _PROBE_TOKENS = 8, 128
+"""Examples that are used to look at single layers, the longest ones, and how many tokens of each."""
 _AFTER_NORM = dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "attention_norm") | dict.fromkeys(
     ("gate_proj", "up_proj", "gate_up_proj"), "mlp_norm"
 )
 """The model's name for the norm before a linear."""
 KV_CACHE = "KV cache"
-_LARGEST_CODE = {"FP8": E4M3_MAX, "W4A8_AWQ": E4M3_MAX, "NVFP4": E4M3_MAX * E2M1_MAX, "W8A8_SQ_PER_CHANNEL": 127.0}
+_LARGEST_CODE = {"FP8": E4M3_MAX, "W4A8_AWQ": E4M3_MAX, "NVFP4": E4M3_MAX * E2M1_MAX}
 """The largest multiple of ``input_scale`` that an input keeps, by scheme."""
 
 
@@ -75,41 +76,58 @@ def kl_divergence(original: Tensor, other: Tensor) -> Tensor:
 
 
 def measure(
-    original: Scorer,
-    quantized: Scorer,
+    original: Logits,
+    quantized: Logits,
     examples: Sequence[Example],
     recall: Sequence[Example],
     end_ids: Collection[int],
     progress: Progress,
+    journal: Journal,
 ) -> Quality:
     """Score both checkpoints on held-out examples, and on long prompts whose answer stands far back.
 
     Greedy decoding gives an answer exactly if, and only if, each of its tokens is the likeliest after the right ones
-    before it: one pass over prompt and answer tells, and no text is generated.
+    before it: one pass over prompt and answer tells, and no text is generated. What the journal has is taken from it.
     """
-    losses, divergences, exact, positions = [0.0, 0.0], [], [0, 0], 0
-    found = Quality((0.0, 0.0), 0.0, recall_asked=len(recall))
-    for example in tracked(examples, "comparing with the original", progress):
-        first = max(1, len(example.prompt))  # of a plain text, the first token is given
-        both = [model.logits(example.tokens)[first - 1 :].cpu() for model in (original, quantized)]
-        targets = torch.tensor(example.tokens[first:])
-        for index, logits in enumerate(both):
-            losses[index] += float(functional.cross_entropy(logits[:-1], targets, reduction="sum"))
-            exact[index] += bool(example.prompt) and _is_exact(logits, example, end_ids)
-        divergence = kl_divergence(both[0][:-1], both[1][:-1])
-        divergences.append(float(divergence.sum()))
-        found.kl_of_examples.append(float(f"{float(divergence.mean()):.3g}"))
-        found.asked += bool(example.prompt)
-        positions += len(targets)
-    found.perplexity = (math.exp(losses[0] / positions), math.exp(losses[1] / positions))
-    found.kl_divergence = sum(divergences) / positions
-    found.exact = (exact[0], exact[1])
-    recalled = [0, 0]
-    for example in tracked(recall, "recalling from long prompts", progress):
-        for index, model in enumerate((original, quantized)):
-            recalled[index] += _is_exact(model.logits(example.tokens)[len(example.prompt) - 1 :], example, end_ids)
-    found.recalled = (recalled[0], recalled[1])
-    return found
+    both = (original, quantized)
+    rows = [
+        journal.step(f"row {index}", partial(_compare, both, example, end_ids))
+        for index, example in enumerate(tracked(examples, "comparing with the original", progress))
+    ]
+    recalled = [
+        journal.step(f"recall {index}", partial(_recall, both, example, end_ids))
+        for index, example in enumerate(tracked(recall, "recalling from long prompts", progress))
+    ]
+    positions = sum(row["positions"] for row in rows)
+    before, after = (math.exp(sum(row["losses"][which] for row in rows) / positions) for which in (0, 1))
+    return Quality(
+        (before, after),
+        sum(row["divergence"] for row in rows) / positions,
+        [float(f"{row['divergence'] / row['positions']:.3g}") for row in rows],
+        (sum(row["exact"][0] for row in rows), sum(row["exact"][1] for row in rows)),
+        sum(bool(example.prompt) for example in examples),
+        (sum(row[0] for row in recalled), sum(row[1] for row in recalled)),
+        len(recall),
+    )
+
+
+def _compare(both: Sequence[Logits], example: Example, end_ids: Collection[int]) -> dict[str, Any]:
+    """Return an example's sums of log-losses and of divergences, and whether greedy decoding gives it exactly."""
+    first = max(1, len(example.prompt))  # of a plain text, the first token is given
+    logits = [model.logits(example.tokens, first - 1).cpu() for model in both]
+    targets = torch.tensor(example.tokens[first:])
+    return {
+        "positions": len(targets),
+        "losses": [float(functional.cross_entropy(one[:-1], targets, reduction="sum")) for one in logits],
+        "divergence": float(kl_divergence(logits[0][:-1], logits[1][:-1]).sum()),
+        "exact": [bool(example.prompt) and _is_exact(one, example, end_ids) for one in logits],
+    }
+
+
+def _recall(both: Sequence[Logits], example: Example, end_ids: Collection[int]) -> list[bool]:
+    """Return for each model whether greedy decoding gives the answer to a long prompt."""
+    first = len(example.prompt) - 1
+    return [_is_exact(model.logits(example.tokens, first), example, end_ids) for model in both]
 
 
 def _is_exact(logits: Tensor, example: Example, end_ids: Collection[int]) -> bool:
@@ -152,12 +170,10 @@ def _joined(rows: list[Row]) -> Row:
 
 
 @dataclass(frozen=True)
-class LayerCost:
-    """What one decoder layer lost."""
+class LayerError:
+    """How far one decoder layer's numbers are from the original's."""
 
     layer: str
-    kl_saved: float
-    """How much smaller the KL divergence is, in nats, with this layer as in the original."""
     worst_linear: str
     weight_error: float
     """The worst linear's error: the norm of the difference from the original's weight, relative to the norm of it."""
@@ -168,45 +184,62 @@ class LayerCost:
     """The linear whose inputs, or ``KV cache``."""
 
 
-def layer_costs(
-    original: Scorer, quantized: Scorer, examples: Sequence[Example], progress: Progress
-) -> list[LayerCost]:
-    """Return what each decoder layer costs, the dearest first.
+class Layers:
+    """The decoder layers of both checkpoints, looked at one by one on a few tokens of the longest examples."""
 
-    A layer is put back as it is in the original, the scales of its cache too; the others stay quantized. The
-    distributions are then that much closer to the original's.
-    """
-    probes = sorted(examples, key=lambda one: len(one.tokens), reverse=True)[:_PROBES]
-    expected = [original.logits(example.tokens) for example in probes]
-    errors = weight_errors(original, quantized)
+    def __init__(self, original: Scorer, quantized: Scorer, examples: Sequence[Example]) -> None:
+        """Compute the probes with the original; its largest keys and values are noted."""
+        longest = sorted(examples, key=lambda one: len(one.tokens), reverse=True)[:_PROBES]
+        self._original, self._quantized = original, quantized
+        self._probes = [one.tokens[:_PROBE_TOKENS] for one in longest]
+        largest = zip(*(original.kv_ranges(tokens) for tokens in self._probes), strict=True)
+        self._keys, self._values = (torch.stack(found).amax(0) for found in largest)  # [layers] each
+        self._names = [f"model.layers.{index}" for index in range(len(self._keys))]
 
-    def divergence() -> float:
-        rows = [
-            kl_divergence(before, quantized.logits(example.tokens))
-            for before, example in zip(expected, probes, strict=True)
-        ]
-        return float(torch.cat(rows).mean())
+    def errors(self) -> list[LayerError]:
+        """Return how far each layer is from the original's, by its weights and by the ranges of its scales."""
+        weights, ranges = weight_errors(self._original, self._quantized), _input_ranges(self._quantized, self._probes)
+        scales, found = self._quantized.kv_scales, []
+        for index, layer in enumerate(self._names):
+            worst = max((name for name in weights if name.startswith(f"{layer}.")), key=weights.__getitem__)
+            own = {name: value for name, value in ranges.items() if name.startswith(f"{layer}.")}
+            if scales is not None and self._keys[index]:  # 0: the layer has no attention
+                kept = min(scales.keys[index] / self._keys[index], scales.values[index] / self._values[index])
+                own[KV_CACHE] = E4M3_MAX * float(kept)
+            narrowest = min(own, key=own.__getitem__, default="")
+            found.append(LayerError(layer, worst, weights[worst], own.get(narrowest), narrowest))
+        return found
 
-    largest = zip(*(original.kv_ranges(example.tokens) for example in probes), strict=True)
-    keys, values = (torch.stack(found).amax(0) for found in largest)  # [layers] each
-    ranges = _input_ranges(quantized, probes)
-    whole, costs = divergence(), []
-    layers = [f"model.layers.{index}" for index in range(len(keys))]
-    for index, layer in enumerate(tracked(layers, "finding the layers that cost most", progress)):
-        restored = quantized.replaced({layer: original.model.get_submodule(layer)})
-        with restored, quantized.rescaled(index, keys[index] / E4M3_MAX, values[index] / E4M3_MAX):
-            saved = whole - divergence()
-        worst = max((name for name in errors if name.startswith(f"{layer}.")), key=errors.__getitem__)
-        own = {name: value for name, value in ranges.items() if name.startswith(f"{layer}.")}
-        if (scales := quantized.kv_scales) is not None and keys[index]:  # 0: the layer has no attention
-            kept = min(scales.keys[index] / keys[index], scales.values[index] / values[index])
-            own[KV_CACHE] = E4M3_MAX * float(kept)
-        narrowest = min(own, key=own.__getitem__, default="")
-        costs.append(LayerCost(layer, saved, worst, errors[worst], own.get(narrowest), narrowest))
-    return sorted(costs, key=lambda cost: -cost.kl_saved)
+    def costs(self, progress: Progress, journal: Journal) -> dict[str, float]:
+        """Return how much smaller the KL divergence is, in nats, with each layer as in the original; dearest first.
+
+        A layer is put back as it is in the original, the scales of its cache too; the others stay quantized. The
+        distributions are then that much closer to the original's.
+        """
+        expected = [self._original.logits(tokens) for tokens in self._probes]
+
+        def divergence() -> float:
+            rows = [
+                kl_divergence(before, self._quantized.logits(tokens))
+                for before, tokens in zip(expected, self._probes, strict=True)
+            ]
+            return float(torch.cat(rows).mean())
+
+        def restored(index: int) -> float:
+            layer = {self._names[index]: self._original.model.get_submodule(self._names[index])}
+            scales = (self._keys[index] / E4M3_MAX, self._values[index] / E4M3_MAX)
+            with self._quantized.replaced(layer), self._quantized.rescaled(index, *scales):
+                return divergence()
+
+        whole = journal.step("all layers", divergence)
+        saved = {
+            layer: whole - journal.step(layer, partial(restored, index))
+            for index, layer in enumerate(tracked(self._names, "finding the layers that cost most", progress))
+        }
+        return dict(sorted(saved.items(), key=lambda one: -one[1]))
 
 
-def _input_ranges(scorer: Scorer, probes: Sequence[Example]) -> dict[str, float]:
+def _input_ranges(scorer: Scorer, probes: Sequence[Sequence[int]]) -> dict[str, float]:
     """Return for each linear that rounds its inputs the largest one it keeps, as a multiple of the largest it got."""
     largest: dict[str, float] = {}
 
@@ -217,8 +250,8 @@ def _input_ranges(scorer: Scorer, probes: Sequence[Example]) -> dict[str, float]
     rounding = {name: one for name, one in scorer.linears.items() if getattr(one, "input_scale", None) is not None}
     hooks = [one.register_forward_pre_hook(partial(note, name)) for name, one in rounding.items()]
     try:
-        for example in probes:
-            scorer.logits(example.tokens)
+        for tokens in probes if rounding else ():
+            scorer.logits(tokens)
     finally:
         for hook in hooks:
             hook.remove()
@@ -233,7 +266,7 @@ def _input_ranges(scorer: Scorer, probes: Sequence[Example]) -> dict[str, float]
 def weight_errors(original: Scorer, quantized: Scorer) -> dict[str, float]:
     """Return how far each linear's weight is from the original's: ``|W' - W| / |W|``, Frobenius norms.
 
-    AWQ and SmoothQuant move scales from the weight into the norm before it, or into the linear's input; the product of
+    AWQ moves scales from the weight into the norm before it, or into the linear's input; the product of
     both is compared.
     """
     errors = {}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from inflight.export.verify.measures import KV_CACHE, LayerCost, Quality
+from inflight.export.verify.measures import KV_CACHE, LayerError, Quality
+from inflight.export.verify.verifier import Measured
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BAD, BLUE, GREY, Bars, Line, Mark, Panel, Panels
 from inflight.report.table import Row
@@ -18,11 +19,6 @@ _NAMED = 3
 """Layers that a failed build names."""
 _CUT_OFF = 0.8
 """A range below this is named beside its layer; the largest value of other data may be a little larger."""
-_REMEDY = (
-    "`--kl-budget 0.02` keeps the layers that lose most in 16 bits; on the portable engine `engine.weights: int8` "
-    "rounds the original as it is loaded, with inputs scaled by the token, and loses less than static scales"
-)
-"""Advice that a failure ends with: int8 lost 16 % of SmolLM2's perplexity, and weights rounded at load none."""
 _MEANING = {
     "max_perplexity_increase": "Perplexity of the held-out answers and texts",
     "max_kl_divergence": "KL divergence of the next token's distribution from the original's, mean over positions",
@@ -52,7 +48,7 @@ class Check:
         return self.value <= self.limit if self.name.startswith("max_") else self.value >= self.limit
 
 
-def check(quality: Quality, costs: Sequence[LayerCost], limits: QualitySettings) -> list[Check]:
+def check(quality: Quality, errors: Sequence[LayerError], limits: QualitySettings) -> list[Check]:
     """Return every check: of the whole, and of the layer that is worst in each respect."""
     before, after = quality.perplexity
     exact = [f"{right} of {quality.asked}" for right in quality.exact]
@@ -64,73 +60,78 @@ def check(quality: Quality, costs: Sequence[LayerCost], limits: QualitySettings)
         ("min_long_context_recall", recalled[0], recalled[1], quality.long_context_recall),
     ]
     # These find a damaged layer even where the others make up for it.
-    worst = max(costs, key=lambda cost: cost.weight_error)
+    worst = max(errors, key=lambda one: one.weight_error)
     found.append(("max_weight_error", "", worst.worst_linear, worst.weight_error))
-    if ranges := [cost for cost in costs if cost.range is not None]:
-        least = min(ranges, key=lambda cost: cost.range or 0.0)
+    if ranges := [one for one in errors if one.range is not None]:
+        least = min(ranges, key=lambda one: one.range or 0.0)
         where = least.range_of if least.layer in least.range_of else f"{least.layer}, {least.range_of}"
         found.append(("min_range", "", where, least.range))
     return [Check(*one, getattr(limits, one[0])) for one in found]
 
 
-def failure(checks: Sequence[Check], costs: Sequence[LayerCost]) -> str | None:
-    """Return one line that says what falls short and which layers cost most; None if nothing does."""
-    short = []
-    for one in checks:
-        if not one.passes:
-            where = f" in {one.quantized}" if one.name in ("max_weight_error", "min_range") else ""
-            short.append(f"{one.name} is {one.limit:g} and {one.value:.4g} was measured{where}")
-    if not short:
-        return None
-    first, *others = costs[:_NAMED]
-    most = ", ".join((_named(first), *(cost.layer for cost in others)))
-    return f"the quantized checkpoint falls short: {'; '.join(short)}. Most is lost in {most}. {_REMEDY}"
+def shortfalls(checks: Sequence[Check]) -> list[str]:
+    """Return what falls short, a text for each; nothing if nothing does."""
+    found = []
+    for one in (one for one in checks if not one.passes):
+        where = f", in {one.quantized}" if one.name in ("max_weight_error", "min_range") else ""
+        value, limit = _value(one.name, one.value), _value(one.name, one.limit)
+        found.append(f"{one.name} is {value}, the limit {limit}{where}")
+    return found
 
 
-def _named(cost: LayerCost) -> str:
-    linear = cost.worst_linear.rpartition(".")[2]
-    text = f"restoring it takes {cost.kl_saved:.4f} nats off the KL divergence; its weights differ most in {linear}, "
-    text += f"by {cost.weight_error:.1%}"
-    if cost.range is not None and cost.range < _CUT_OFF:
-        what = cost.range_of if cost.range_of == KV_CACHE else f"input of {cost.range_of.rpartition('.')[2]}"
-        text += f", and its {what} keeps only {cost.range:.2f} of the largest value"
-    return f"{cost.layer} ({text})"
+def dearest(errors: Sequence[LayerError], costs: Mapping[str, float]) -> list[str]:
+    """Return a text for each of the layers that cost most; ``costs``: the dearest first, or none."""
+    of_layer = {one.layer: one for one in errors}
+    return [f"most is lost in {_named(of_layer[layer], costs[layer])}" for layer in list(costs)[:_NAMED]]
+
+
+def _named(error: LayerError, saved: float) -> str:
+    linear = error.worst_linear.rpartition(".")[2]
+    text = f"{saved:.4f} nats; its {linear} is off by {error.weight_error:.1%}"
+    if error.range is not None and error.range < _CUT_OFF:
+        what = error.range_of if error.range_of == KV_CACHE else f"input of {error.range_of.rpartition('.')[2]}"
+        text += f"; its {what} keeps only {error.range:.2f} of the largest value"
+    return f"{error.layer}: {text}"
 
 
 def quality_page(
     title: str,
     facts: Mapping[str, str],
     sizes: Mapping[str, int],
-    quality: Quality,
+    measured: Measured,
     checks: Sequence[Check],
-    costs: Sequence[LayerCost],
-    source: str,
+    costs: Mapping[str, float],
 ) -> str:
     """Return the page.
 
     ``facts`` say what was measured on what; ``sizes`` are the bytes of the original's and the quantized checkpoint's
-    weights; ``source`` is the command, commit, machine and date.
+    weights; ``costs`` are the layers', the dearest first, or none.
     """
-    short = failure(checks, costs)
+    errors, verdict = measured.errors, shortfalls(checks)
+    verdict += dearest(errors, costs) if verdict else []
     megabytes = {name: size / 1e6 for name, size in sizes.items()}
     texts = [f"{size:.2f} MB" for size in megabytes.values()]
     size_rows = [{"checkpoint": name, "weights (MB)": round(size, 2)} for name, size in megabytes.items()]
     bars = Bars("weights (MB)", list(megabytes), {"weights": list(megabytes.values())}, texts=texts)
     explained = (
-        "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
-        "are compared with the scales that AWQ and SmoothQuant move out of them. The range of a scale "
-        "is the largest value that it keeps, as a multiple of the largest seen; below 1, values are cut off."
+        "Weights are compared with the scales that AWQ moves out of them. The range of a scale is the "
+        "largest value that it keeps, as a multiple of the largest seen; below 1, values are cut off. "
+    )
+    explained += (
+        "Each layer in turn was put back as it is in the original: the KL divergence falls by so much."
+        if costs
+        else "`--layer-costs` measures what restoring each layer would save; so does a build that falls short."
     )
     sections = [
-        Section(text=short or "All thresholds hold.", verdict=short is None),
+        Section(text="\n".join(verdict or ["All thresholds hold."]), verdict=not verdict),
         Section("Quality", table=_check_rows(checks)),
         Section("Size", table=size_rows, plot=bars),
-        Section("Divergence of each held-out example", plot=_divergences(quality)),
-        Section("What each layer costs", explained, _layer_rows(costs), _layers(costs)),
+        Section("Divergence of each held-out example", plot=_divergences(measured.quality)),
+        Section("Layers", explained, _layer_rows(errors, costs), _layers(errors, costs)),
         Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
     ]
     lead = "A quantized checkpoint beside the original, on data that calibration has not seen."
-    return render_page(title, lead, sections, source)
+    return render_page(title, lead, sections, measured.source)
 
 
 def _check_rows(checks: Sequence[Check]) -> list[Row]:
@@ -157,17 +158,19 @@ def _value(name: str, value: float | None) -> str:
     return f"{value:+.2%}" if name == "max_perplexity_increase" else f"{value:.1%}"
 
 
-def _layer_rows(costs: Sequence[LayerCost]) -> list[Row]:
+def _layer_rows(errors: Sequence[LayerError], costs: Mapping[str, float]) -> list[Row]:
+    ordered = sorted(errors, key=lambda one: -costs.get(one.layer, one.weight_error))
+    saved = "KL saved by restoring it (nats)"
     return [
-        {
-            "layer": cost.layer,
-            "KL saved by restoring it (nats)": round(cost.kl_saved, 7),
-            "weights differ most in": cost.worst_linear,
-            "by (relative norm)": round(cost.weight_error, 4),
-            "least range": None if cost.range is None else round(cost.range, 2),
-            "of": cost.range_of,
+        {"layer": one.layer}
+        | ({saved: round(costs[one.layer], 7)} if costs else {})
+        | {
+            "weights differ most in": one.worst_linear,
+            "by (relative norm)": round(one.weight_error, 4),
+            "least range": None if one.range is None else round(one.range, 2),
+            "of": one.range_of,
         }
-        for cost in costs
+        for one in ordered
     ]
 
 
@@ -179,14 +182,16 @@ def _divergences(quality: Quality) -> Panels:
     return Panels([Panel(label, "KL divergence (nats)", [Line(shares, values)], [mean], log_y=True)], height=2.6)
 
 
-def _layers(costs: Sequence[LayerCost]) -> Panels:
-    number_of = {cost.layer: int(cost.layer.rpartition(".")[2]) for cost in costs}
-    worst = max(costs, key=lambda cost: cost.kl_saved)
-    others = [cost for cost in costs if cost is not worst]
+def _layers(errors: Sequence[LayerError], costs: Mapping[str, float]) -> Panels:
+    number_of = {one.layer: int(one.layer.rpartition(".")[2]) for one in errors}
+    weights = Line(list(number_of.values()), [100 * one.weight_error for one in errors], GREY, shape="bars")
+    lower = Panel("layer", "weight error (%)", [weights], x_limits=(None, None))
+    if not costs:
+        return Panels([lower], height=2.6)
+    worst, *others = costs
     saved = [
-        Line([number_of[cost.layer] for cost in group], [cost.kl_saved for cost in group], colour, shape="bars")
+        Line([number_of[layer] for layer in group], [costs[layer] for layer in group], colour, shape="bars")
         for group, colour in ((others, BLUE), ([worst], BAD))
     ]
-    errors = Line(list(number_of.values()), [100 * cost.weight_error for cost in costs], GREY, shape="bars")
     upper = Panel("layer", "KL saved (nats)", saved, x_limits=(None, None), y_limits=(None, None))
-    return Panels([upper, Panel("layer", "weight error (%)", [errors], x_limits=(None, None))], 4.0, stacked=True)
+    return Panels([upper, lower], 4.0, stacked=True)

@@ -52,7 +52,7 @@ def test_equal_models_differ_in_nothing() -> None:
     found = measure(Counting(0.6), Counting(0.6), EXAMPLES, EXAMPLES[:1], {END}, silent, Journal())
     assert found.kl_divergence == pytest.approx(0, abs=1e-6)
     assert found.perplexity_increase == pytest.approx(0)
-    assert (found.exact_match, found.long_context_recall) == (1, 1)
+    assert (found.exact, found.recalled) == ((2, 2), (1, 1))
     assert shortfalls(check(found, WHOLE, QualitySettings())) == []
 
 
@@ -65,7 +65,8 @@ def test_an_answer_is_exact_only_with_its_end_and_within_memory() -> None:
 
 
 def test_what_falls_short_is_named_with_its_layers() -> None:
-    found = measure(Counting(0.8), Counting(0.3, forgets_after=3), EXAMPLES, EXAMPLES[:1], {END}, silent, Journal())
+    examples, recall = [*EXAMPLES, *EXAMPLES[:2] * 4], EXAMPLES[:1] * 10
+    found = measure(Counting(0.8), Counting(0.3, forgets_after=3), examples, recall, {END}, silent, Journal())
     errors = [
         LayerError("model.layers.0", "model.layers.0.mlp.up_proj", 0.03, 1.1, "model.layers.0.mlp.up_proj"),
         LayerError("model.layers.3", "model.layers.3.mlp.up_proj", 3.0, 0.25, "KV cache"),
@@ -88,6 +89,13 @@ def test_what_falls_short_is_named_with_its_layers() -> None:
 def test_what_the_original_cannot_do_is_not_held_against_the_other() -> None:
     nothing = Quality((2.0, 2.0), 0.0, exact=(0, 0), asked=5, recalled=(0, 0), recall_asked=5)
     assert all(one.passes for one in check(nothing, WHOLE, QualitySettings()))
+
+
+def test_a_share_of_a_few_answers_tells_nothing() -> None:
+    few = Quality((2.0, 2.0), 0.0, exact=(3, 2), asked=50, recalled=(9, 0), recall_asked=50)
+    assert (few.exact_match, few.long_context_recall) == (None, None)
+    enough = Quality((2.0, 2.0), 0.0, exact=(10, 5), asked=50, recalled=(20, 19), recall_asked=50)
+    assert (enough.exact_match, enough.long_context_recall) == (0.5, 0.95)
 
 
 def test_divergence_is_zero_only_between_equal_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,7 @@ from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.memory import FREE_MEMORY_FRACTION, MemoryPlanner
 from inflight.export.plan.precision import PRECISIONS
-from inflight.export.plan.shape import Parallel, Shape, count_parameters, linears, split_excluded
+from inflight.export.plan.shape import Parallel, Shape, count_parameters, grouped, linears, split_excluded
 from tests.engine.support.published import FAMILIES, config_of, is_served
 from tests.export.support.planning import GIB, SHAPES, shape
 
@@ -161,13 +162,12 @@ def test_weights_of_llama_8b_by_precision() -> None:
     quantized = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
     rest = 2 * (2 * 128_256 * 4096 + 65 * 4096)
     inputs = 32 * (3 * 4096 + 4096 + 2 * 4096 + 14_336)
-    outputs = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14_336 + 4096)
     assert _weights(config, "bf16") == 2 * quantized + rest == 16_060_522_496
     assert _weights(config, "fp8") == quantized + rest + 32 * 7 * 8
     assert _weights(config, "int4-awq") == quantized // 2 + quantized // 128 * 2 + 2 * inputs + rest
     assert _weights(config, "w4a8-awq") == _weights(config, "int4-awq") + 32 * 7 * 8
     assert _weights(config, "nvfp4") == quantized // 2 + quantized // 16 + 32 * 7 * 8 + rest
-    assert _weights(config, "int8") == quantized + 4 * outputs + rest
+    assert _weights(config, "int8") == quantized + quantized // 64 * 2 + rest
     assert _weights(config, "float32") == 2 * _weights(config, "bf16")
 
 
@@ -210,3 +210,24 @@ def test_tensor_parallelism_divides_heads_channels_and_groups() -> None:
     assert sizes("gemma-3-1b", "bf16") == [1]  # one KV head
     assert sizes("llama-2-7b", "bf16") == [1, 2, 4, 8]
     assert sizes("llama-2-7b", "int4-awq") == [1, 2]  # 11,008 / 4 channels are no whole groups of 128
+
+
+def test_groups_divide_the_inputs_of_every_linear_that_is_quantized() -> None:
+    config = shape("llama-3.1-8b")
+    data = json.loads((SHAPES / "llama-3.1-8b/config.json").read_text()) | {
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+    }
+    data |= {"num_key_value_heads": 3, "head_dim": 64}
+    assert grouped(PRECISIONS["int4-awq"], config).group == 128
+    assert grouped(PRECISIONS["fp8"], config).group == 0
+    odd = read_model_config(data | {"intermediate_size": 1536})
+    assert grouped(PRECISIONS["int4-awq"], odd).group == 64
+    assert grouped(PRECISIONS["int8"], odd).group == 64
+    assert grouped(PRECISIONS["nvfp4"], odd).group == 16
+    odd = read_model_config(data | {"intermediate_size": 1544})
+    with pytest.raises(
+        DeploymentError, match=r"int4-awq: model\.layers\.0\.mlp\.down_proj has 1544 inputs, and groups"
+    ):
+        grouped(PRECISIONS["int4-awq"], odd)
+    assert grouped(PRECISIONS["int4-awq"], odd, ("*.down_proj",)).group == 64

@@ -113,10 +113,8 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     """
     keep = _kept(checkpoint, request.keep)
     plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
-    group = grouped(PRECISIONS[plan.precision], checkpoint.config, keep).group
-    recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep, group)
-    if recipe.precision in SCHEMES:
-        _require_quantizable(checkpoint.config, recipe.precision)
+    if plan.precision in SCHEMES:
+        _require_quantizable(checkpoint.config, plan.precision)
     none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
     tools = None if none_needed else find_tensorrt_llm(request.tensorrt_llm_python)
     engine, reasons = _engine(request, gpu, checkpoint.config, dry_run or tools is not None)
@@ -135,13 +133,9 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
         )
     if flow == "tensorrt" and (keep or request.kl_budget is not None):
         raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
-    if request.kl_budget is not None and recipe.precision not in SCHEMES:
-        raise DeploymentError(f"--kl-budget: {recipe.precision} quantizes no layer")
-    if flow != "portable" and recipe.precision in SCHEMES and group and group < LEAST_GROUP:
-        raise DeploymentError(
-            f"precision {recipe.precision}: the model's linears need groups of {group} inputs, and TensorRT-LLM has "
-            f"{LEAST_GROUP} and more; use --engine pytorch or another precision"
-        )
+    if request.kl_budget is not None and plan.precision not in SCHEMES:
+        raise DeploymentError(f"--kl-budget: {plan.precision} quantizes no layer")
+    recipe = _recipe(plan, checkpoint.config, keep, flow)
     settings = _deployment_settings(checkpoint, plan, recipe, engine, flow, _own_settings(request.settings))
     deployment = validate(settings, "settings")
     if flow == "tensorrt" and deployment.speculation.method == "draft_target":
@@ -151,6 +145,25 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     if flow != "portable":
         _require_readable(checkpoint, deployment.speculation.draft_model)
     return Blueprint(request, checkpoint, plan, recipe, engine, flow, settings, deployment, reasons, tools)
+
+
+def _recipe(plan: Plan, config: ModelConfig, keep: tuple[str, ...], flow: Flow) -> Recipe:
+    """Return what the checkpoint becomes. Raises DeploymentError: its engine does not compute that."""
+    precision, fp8_kv_cache = grouped(PRECISIONS[plan.precision], config, keep), plan.kv_cache == "fp8"
+    if precision.name == "int8":
+        if flow == "tensorrt":
+            return Recipe("int8", fp8_kv_cache, keep)
+        if fp8_kv_cache:
+            raise DeploymentError(
+                "--kv-cache fp8: int8 is not calibrated, and an FP8 cache wants scales; use --kv-cache bf16, or "
+                "kv_cache.dtype int8 in --settings"
+            )
+    if flow != "portable" and precision.shortest_group and precision.group < LEAST_GROUP:
+        raise DeploymentError(
+            f"precision {precision.name}: the model's linears need groups of {precision.group} inputs, and "
+            f"TensorRT-LLM has {LEAST_GROUP} and more; use --engine pytorch or another precision"
+        )
+    return Recipe(precision.name, fp8_kv_cache, keep, precision.group)
 
 
 def _require_quantizable(config: ModelConfig, precision: str) -> None:

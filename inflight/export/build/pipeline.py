@@ -24,6 +24,7 @@ from inflight.export.interpreters import detect_machine
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu, measure_cpu
 from inflight.export.quantize import modelopt
 from inflight.export.quantize.config_file import write_config
+from inflight.export.quantize.rounding import round_checkpoint
 from inflight.export.stages import Progress, Stages, digest, link_files, link_or_copy, require_writable
 from inflight.export.verify.report import Check, check, dearest, quality_page, shortfalls
 from inflight.export.verify.verifier import Verifier
@@ -162,13 +163,17 @@ class Build:
         def work(out: Path) -> str:
             target = out / MODEL
             target.mkdir()
-            if blueprint.quantizes:
+            recipe = blueprint.recipe
+            if recipe.precision == "int8" and recipe.group:
+                round_checkpoint(source, recipe, target, self._progress)
+            elif blueprint.quantizes:
                 with modelopt.quiet(out / "modelopt.log"):
                     model = modelopt.QuantizedModel(
-                        source.directory, blueprint.recipe, self._examples(), self._device, self._progress
+                        source.directory, recipe, self._examples(), self._device, self._progress
                     )
                     self._progress("writing the quantized checkpoint", 0, 0)
                     model.save(target)
+            if blueprint.quantizes:
                 sizes = f"{_megabytes(source.size)} to {_megabytes(weight_bytes(target))}"
                 return f"{sizes}, {self._shown}"
             modelopt.copy_text_files(source.directory, target)

@@ -23,6 +23,8 @@ class Precision:
     """The size of a number that is not quantized: in embedding, norms, biases, lm_head, activations and KV cache."""
     group: int = 0
     """Weights of one row that share a scale; 0: none do."""
+    shortest_group: int = 0
+    """How few they may be where ``group`` does not divide a row; 0: it must."""
     group_scale: int = 0
     channel_scale: int = 0
     """The size of an output channel's scale."""
@@ -56,13 +58,17 @@ PRECISIONS = {
         Precision(
             "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=_FP8, instead="int8 or int4-awq"
         ),
-        Precision("int8", 1, "fp16", channel_scale=4, first_capability=(7, 5), instead="fp16"),
+        # In TensorRT's engines a row has one scale of four bytes, which is less.
         Precision(
-            "int4-awq", 0.5, "fp16", group=128, group_scale=2, input_scale=2, first_capability=(8, 0), instead="int8"
+            "int8", 1, "fp16", group=64, shortest_group=16, group_scale=2, first_capability=(7, 5), instead="fp16"
         ),
         Precision(
-            "w4a8-awq", 0.5, "fp8", group=128, group_scale=2, input_scale=2, tensor_scale=8, fp8_kv_cache=True,
-            first_capability=MINIMUM_COMPUTE_CAPABILITY["w4a8-awq"], instead="int4-awq",
+            "int4-awq", 0.5, "fp16", group=128, shortest_group=32, group_scale=2, input_scale=2,
+            first_capability=(8, 0), instead="int8",
+        ),
+        Precision(
+            "w4a8-awq", 0.5, "fp8", group=128, shortest_group=32, group_scale=2, input_scale=2, tensor_scale=8,
+            fp8_kv_cache=True, first_capability=MINIMUM_COMPUTE_CAPABILITY["w4a8-awq"], instead="int4-awq",
         ),
         Precision(
             "nvfp4", 0.5, "nvfp4", group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,

@@ -28,10 +28,6 @@ MAX_GPUS = 32
 """The largest group that is considered where the request sets no limit: four machines."""
 
 
-INT4_GROUPS = (128, 64, 32)
-"""The inputs of a row of INT4 that may share a scale, the best first: longer groups take less memory."""
-
-
 @dataclass(frozen=True)
 class Linear:
     """One linear layer, by its name in checkpoints."""
@@ -90,22 +86,23 @@ def linears(config: ModelConfig) -> tuple[Linear, ...]:
 
 
 def grouped(precision: Precision, config: ModelConfig, excluded: tuple[str, ...] = ()) -> Precision:
-    """Return a precision with the longest groups of INT4 that divide the inputs of each linear which it quantizes.
+    """Return a precision with the longest groups that divide the inputs of each linear which it quantizes.
 
     Raises:
         DeploymentError: none does; a linear is named.
     """
-    if precision.group != INT4_GROUPS[0]:
+    if not precision.shortest_group:
         return precision
     quantized, _ = split_excluded(config, excluded)
-    for size in INT4_GROUPS:
-        if all(one.inputs % size == 0 for one in quantized):
-            return replace(precision, group=size)
-    odd = next(one for one in quantized if one.inputs % INT4_GROUPS[-1])
-    raise DeploymentError(
-        f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {INT4_GROUPS[-1]} must divide "
-        "them; use int8"
-    )
+    size, shortest = precision.group, precision.shortest_group
+    while size > shortest and any(one.inputs % size for one in quantized):
+        size //= 2
+    odd = next((one for one in quantized if one.inputs % size), None)
+    if odd is not None:
+        raise DeploymentError(
+            f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {shortest} must divide them"
+        )
+    return replace(precision, group=size)
 
 
 def _outlined(matrix: Matrix) -> Linear:

@@ -50,7 +50,7 @@ def read_stored(directory: Path, config: ModelConfig) -> StoredWeights | None:
     Raises:
         DeploymentError: it is quantized in a way that is not supported.
     """
-    own, names = linears(config), _names(directory)
+    own, names = linears(config), tensor_names(directory)
     quantization = load_quantization(directory, names)
     if quantization is None:
         return None
@@ -124,7 +124,7 @@ def _made(held: LayerQuantization, inputs: int, outputs: int) -> QuantizedLinear
     return LINEARS[held.quant_algo](shape)
 
 
-def _names(directory: Path) -> frozenset[str]:
+def tensor_names(directory: Path) -> frozenset[str]:
     """Return the names of the checkpoint's tensors; none: its files are not there."""
     if (places := read_index(directory)) is not None:
         return frozenset(places)

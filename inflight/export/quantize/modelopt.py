@@ -43,8 +43,8 @@ _TEXT_FILES = (
 _KV_CACHE = "FP8_KV_CFG"
 _MOST_LOST_BY_CACHE = 0.005
 """The most that the perplexity may increase by an FP8 KV cache alone."""
-_INT4 = 4
-"""``num_bits`` of INT4; of FP4 it is (2, 1)."""
+_WEIGHTS, _INTEGERS = "*weight_quantizer", (4, 8)
+"""The name of the rule for weights, and ``num_bits`` of integers; of FP4 and FP8 they are pairs."""
 _FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Linears that an engine computes as one: they share their scales, so they share their fate."""
 
@@ -67,14 +67,14 @@ class Scheme:
 
 
 _KEEP = "`--kl-budget` and `--keep` hold the layers that lose most in 16 bits"
-_INT8 = f"better: `--precision int8`, in as many bytes: only weights are rounded, each row by its own scale. {_KEEP}"
+_INT8 = f"better: `--precision int8`, in as many bytes: only weights are rounded, by groups of inputs. {_KEEP}"
 _MORE_BITS = f"better: `--precision int8`, which rounds to 8 bits. {_KEEP}"
 SCHEMES = {
     "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor", _INT8, 0.005),
     "int8": Scheme(
         "INT8_WEIGHT_ONLY_CFG",
         "W8A16",
-        "weights in INT8 with a scale per row, activations in 16 bit",
+        "weights in INT8 with a scale per group of inputs, activations in 16 bit",
         f"better: {_KEEP}",
         0.005,
         calibrated=False,
@@ -106,8 +106,8 @@ class Recipe:
     fp8_kv_cache: bool
     keep: tuple[str, ...] = ()
     """Linears that stay in 16 bit, by their names in the checkpoint."""
-    group: int = 128
-    """Inputs of a row that share a scale in INT4."""
+    group: int = 0
+    """Inputs of a row that share a scale, where they share one; 0: all of a row do."""
 
     @property
     def calibrates(self) -> bool:
@@ -327,7 +327,8 @@ def quantizer_rules(recipe: Recipe, known: Mapping[str, Any]) -> dict[str, Any]:
     by_pattern = isinstance(cache_rules, dict)
     if recipe.precision in SCHEMES:
         config = _known(SCHEMES[recipe.precision].modelopt_config, known)
-        _set_group(config["quant_cfg"], recipe.group)
+        if recipe.group:
+            _set_group(config["quant_cfg"], recipe.group)
     else:
         off: Any = {"*": {"enable": False}} if by_pattern else [{"quantizer_name": "*", "enable": False}]
         config = {"quant_cfg": off, "algorithm": "max"}
@@ -343,12 +344,13 @@ def quantizer_rules(recipe: Recipe, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_group(rules: Any, size: int) -> None:
-    """Have rules that hold weights in INT4 by groups do so by groups of this size."""
-    settings = rules.values() if isinstance(rules, dict) else [rule.get("cfg") for rule in rules]
-    for setting in settings:
+    """Have rules that hold weights in integers do so by groups of this size."""
+    named = rules.items() if isinstance(rules, dict) else [(rule["quantizer_name"], rule.get("cfg")) for rule in rules]
+    for name, setting in named:
         for one in setting if isinstance(setting, list) else [setting]:
-            if isinstance(one, dict) and one.get("num_bits") == _INT4 and -1 in one.get("block_sizes", {}):
-                one["block_sizes"][-1] = size
+            if name == _WEIGHTS and isinstance(one, dict) and one.get("num_bits") in _INTEGERS:
+                one.pop("axis", None)
+                one["block_sizes"] = {-1: size, "type": "static"}
 
 
 def _known(name: str, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,8 @@ _AFTER_NORM = dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "attenti
     ("gate_proj", "up_proj", "gate_up_proj"), "mlp_norm"
 )
 """The model's name for the norm before a linear."""
+_FEWEST = 10
+"""Answers of the original's that a share is taken of: of three, one that tips over would be a third."""
 KV_CACHE = "KV cache"
 _LARGEST_CODE = {"FP8": E4M3_MAX, "W4A8_AWQ": E4M3_MAX, "NVFP4": E4M3_MAX * E2M1_MAX}
 """The largest multiple of ``input_scale`` that an input keeps, by scheme."""
@@ -60,13 +62,13 @@ class Quality:
 
     @property
     def exact_match(self) -> float | None:
-        """Exact answers, as a share of the original's number; None: it gives none."""
-        return self.exact[1] / self.exact[0] if self.exact[0] else None
+        """Exact answers, as a share of the original's number; None: it gives too few to compare."""
+        return self.exact[1] / self.exact[0] if self.exact[0] >= _FEWEST else None
 
     @property
     def long_context_recall(self) -> float | None:
-        """Recalled answers, as a share of the original's number; None: it recalls nothing."""
-        return self.recalled[1] / self.recalled[0] if self.recalled[0] else None
+        """Recalled answers, as a share of the original's number; None: it recalls too few to compare."""
+        return self.recalled[1] / self.recalled[0] if self.recalled[0] >= _FEWEST else None
 
 
 def kl_divergence(original: Tensor, other: Tensor) -> Tensor:

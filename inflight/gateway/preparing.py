@@ -14,7 +14,7 @@ from starlette.requests import Request
 from inflight.gateway.body import check_type, parse_object
 from inflight.gateway.sse import while_connected
 from inflight.gateway.workers import HUGE, LARGE, off_loop
-from inflight.text.bounded_templates import TakesLonger, at_once
+from inflight.text.template_budget import TakesLonger, at_once
 
 _VALUE = 32
 """Bytes of a text that are as much work as one more value is, beside its own."""

@@ -21,12 +21,17 @@ import jinja2.parser
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.json_text import loads
-from inflight.text.bounded_templates import BoundedEnvironment, budget, to_json
+from inflight.text.bounded_templates import BoundedEnvironment, to_json
 from inflight.text.checkpoint import TextConfig
 from inflight.text.generic_tools import with_generic_tools
 from inflight.text.messages import Message, check_messages
+from inflight.text.template_budget import budget
 
 _LONGEST_FORMAT = 256
+_LONGEST_TEMPLATE = 128 << 10
+"""Bytes of a template, which compile in seconds; of those that are published none has half as many."""
+_LONGEST_REASON = 500
+"""Characters of what a template says about messages that it refuses."""
 _REFUSALS = (
     jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, NameError, RuntimeError,
 )  # fmt: skip
@@ -57,8 +62,10 @@ class ChatTemplate:
             tool_use: the template for chats with tools; None: this one.
 
         Raises:
-            DeploymentError: a template is not valid Jinja.
+            DeploymentError: a template is not valid Jinja, or too long.
         """
+        if (size := len(source.encode(errors="replace"))) > _LONGEST_TEMPLATE:
+            raise DeploymentError(f"chat template: it has {size} bytes; the most is {_LONGEST_TEMPLATE}")
         self._with_tools = None if tool_use in (None, source) else ChatTemplate(tool_use, special_tokens)
         environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
@@ -67,7 +74,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:_LONGEST_FORMAT])
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = environment.from_string(source)
+            with budget():  # of the constants that the compiler computes
+                self._template = environment.from_string(source)
             tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
@@ -208,7 +216,7 @@ class ChatTemplate:
         except (RecursionError, MemoryError):
             raise InvalidRequest("messages: too deeply nested or too large for the chat template") from None
         except _REFUSALS as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error)[:_LONGEST_REASON].split()) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
         return prompt
 

@@ -26,7 +26,7 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the object of JSON that ``body`` is, in UTF-8.
 
     Raises:
@@ -52,7 +52,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_size(body: bytes) -> None:
+def _check_size(body: bytes | bytearray) -> None:
     for mark, most in MOST_OF.items():
         if (count := body.count(mark.encode())) > most:
             raise invalid(f"the body has {count} times the character {mark!r}; the limit is {most}")

@@ -34,7 +34,8 @@ async def prepared(request: Request, work: Callable[[dict[str, Any]], _Result], 
         ClientGone: the client has left.
     """
     check_type(request)
-    body = await request.body()
+    parts = [part async for part in request.stream() if part]
+    body = parts[0] if len(parts) == 1 else b"".join(parts)  # a large one comes whole, and is not copied
     size = max(len(body) + _VALUE * body.count(b","), LARGE * grows)
     if size < LARGE:
         try:

@@ -191,7 +191,8 @@ def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
         for pair in Steps(one.items() if isinstance(one, dict) else one):
             key, value = pair
             new[key] = value
-    return _new(new | kwargs)  # type: ignore[no-any-return]
+    new.update(kwargs)
+    return _new(new)  # type: ignore[no-any-return]
 
 
 def _shown(value: Any) -> Any:

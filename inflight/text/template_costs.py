@@ -21,9 +21,10 @@ _MOST_BITS = 1024
 _WIDEST = 1_000_000
 """The largest width or precision in a format."""
 _LONGEST_FORMAT = 1 << 16
-_ELEMENT, _LOOKED_UP, _PART, _SORTED, _SLOW = 4, 4, 8, 256, 32
-"""The characters that are as much work as an element that is copied, as a character that is looked up, as a part that
-becomes a text of its own, as an element that is sorted, and as a character for which Python code runs."""
+_SOUGHT, _ELEMENT, _LOOKED_UP, _PART, _SORTED, _SLOW = 2, 4, 8, 8, 256, 64
+"""The characters that are as much work as one in a search, as an element that is copied, as a character that is looked
+up, as a part that becomes a text of its own, as an element that is sorted, and as a character for which Python code
+runs."""
 _COMPARISONS = 16
 """The comparisons of two characters that are as much work as one character."""
 _CONVERSION = re.compile(r"(?:%[#0\- +]*|\)[#0\- +]*)(\*|\d*)(?:\.(\*|\d*))?")
@@ -32,15 +33,17 @@ _CONVERSION = re.compile(r"(?:%[#0\- +]*|\)[#0\- +]*)(\*|\d*)(?:\.(\*|\d*))?")
 No other thread runs during a search, so its time must be linear: each repetition can stop in one place only."""
 
 _READS = frozenset(
-    "center count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle "
-    "isupper ljust partition removeprefix removesuffix rjust startswith zfill".split()
+    "center endswith isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle isupper ljust "
+    "removeprefix removesuffix rjust startswith zfill".split()
 )
 """The methods of texts that read their value and arguments once."""
+_FINDS = frozenset("count find index partition".split())
+"""Those that look for a text from the left."""
 _CASES = frozenset("capitalize casefold lower swapcase title upper".split())
 """Those that look each character up."""
 _SEARCHES = frozenset("lstrip rfind rindex rpartition rstrip strip".split())
 """Those that compare each character of the value with those of the argument."""
-_OF_TEXTS = _READS | _CASES | _SEARCHES | frozenset("expandtabs join replace rsplit split splitlines".split())
+_OF_TEXTS = _READS | _FINDS | _CASES | _SEARCHES | frozenset("expandtabs join replace rsplit split splitlines".split())
 METHODS: dict[type, frozenset[str]] = {
     str: _OF_TEXTS,
     type(do_mark_safe("")): _OF_TEXTS,
@@ -161,7 +164,7 @@ def _split(value: str, given: list[Any]) -> int:
     """Return the cost of the parts of a text, of which there are no more than separators."""
     separator = given[0] if given else None
     if isinstance(separator, str) and separator:
-        return len(value) + len(separator) + _PART * value.count(separator)
+        return _SOUGHT * len(value) + len(separator) + _PART * value.count(separator)
     return 2 * len(value)
 
 
@@ -187,7 +190,7 @@ def _replaced(value: Any, given: list[Any]) -> int:
     if len(texts) < 3:
         return _product(value, given)
     text, old, new = texts
-    return len(text) + len(old) + text.count(old) * (_ELEMENT + len(new))
+    return _SOUGHT * len(text) + len(old) + text.count(old) * (_ELEMENT + len(new))
 
 
 def _joined(separator: Any, values: Any) -> int:
@@ -236,6 +239,7 @@ _SPECIAL: dict[str, Callable[[Any, list[Any]], int]] = {
     "rsplit": _rsplit,
     "split": _split,
     "splitlines": _split,
+    **dict.fromkeys(_FINDS, lambda value, given: _SOUGHT * _read(value, given)),
     **dict.fromkeys(_CASES, _cased),
     **dict.fromkeys(_SEARCHES, _searched),
 }

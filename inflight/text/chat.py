@@ -7,7 +7,7 @@ whitespace rules are set up here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -96,9 +96,13 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         self._fields = frozenset(re.findall(r"""[.'"](\w+)""", source))
 
+    def chosen(self, messages: Iterable[Any], tools: Any) -> ChatTemplate:
+        """Return the template that shows a chat: that for tools, where there are some, or calls of them."""
+        return self._with_tools if self._with_tools is not None and (tools or _has_calls(messages)) else self
+
     def uses(self, option: str) -> bool:
-        """Return whether the template's source, or that for tools, has a variable of this name."""
-        return option in self._variables or (self._with_tools is not None and self._with_tools.uses(option))
+        """Return whether the template's source has a variable of this name; that for tools may have others."""
+        return option in self._variables
 
     def reads(self, name: str) -> bool:
         """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
@@ -119,12 +123,11 @@ class ChatTemplate:
         """
         options = dict(options or {})
         self._check_roles(messages)
-        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-        if self._with_tools is not None and (options.get("tools") or has_calls):
-            return self._with_tools.render(messages, options)
+        if (chosen := self.chosen(messages, options.get("tools"))) is not self:
+            return chosen.render(messages, options)
         if self.knows_no_tools:
             tools = options.pop("tools", None) or ()
-            if tools or has_calls:
+            if tools or _has_calls(messages):
                 messages = self._generic(messages, tools)
         for name in options:
             if name in self._unused and options[name]:
@@ -219,6 +222,11 @@ class ChatTemplate:
             reason = " ".join(str(error)[:_LONGEST_REASON].split()) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
         return prompt
+
+
+def _has_calls(messages: Iterable[Any]) -> bool:
+    """Return whether a chat, checked or not, has calls of tools or what came of them."""
+    return any(isinstance(one, dict) and (one.get("role") == "tool" or one.get("tool_calls")) for one in messages)
 
 
 def chat_template_of(config: TextConfig) -> ChatTemplate | None:

@@ -24,9 +24,11 @@ from inflight.text.output.incremental_json import escape_surrogates
 from inflight.text.template_budget import LARGEST, Steps, TooMuch, elements, listed, spend, weight
 from inflight.text.template_costs import (
     FILTERS,
+    MAKES_NUMBERS,
     METHODS,
     OWN,
     check_form,
+    check_number,
     field_cost,
     filter_cost,
     made,
@@ -65,19 +67,26 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Return what an operator makes of two values."""
+        if operator == "+" and type(left) is type(right) is str:  # most are
+            spend().take(len(left) + len(right))
+            return left + right
         spend().take(operator_cost(operator, left, right))
-        return super().call_binop(context, operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        check_number(result)
+        return result
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what a function, macro or method returns."""
         value = getattr(__obj, "__self__", None)
         if isinstance(value, str):
-            args = tuple(map(listed, args))
+            args = tuple(map(listed, args)) if args else ()
             spend().take(method_cost(__obj.__name__, value, [*args, *kwargs.values()]))
         elif isinstance(value, list | tuple):
             _compared(value)
         elif not isinstance(__obj, Macro) and not isinstance(value, dict):
             _compared([*args, *kwargs.values()])
+            for one in args:
+                check_number(one)
         return made(super().call(__context, __obj, *args, **kwargs))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -190,6 +199,7 @@ def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     for one in args:
         for pair in Steps(one.items() if isinstance(one, dict) else one):
             key, value = pair
+            check_number(key)
             new[key] = value
     new.update(kwargs)
     return _new(new)  # type: ignore[no-any-return]
@@ -225,7 +235,10 @@ def _bounded(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
         value, others = listed(args[leading]), list(map(listed, args[leading + 1 :]))
         given = [*others, *(kwargs[one] for one in order if one in kwargs)] if kwargs else others
         spend().take(filter_cost(name, value, given))
-        return made(apply(*args[:leading], value, *others, **kwargs))
+        result = made(apply(*args[:leading], value, *others, **kwargs))
+        if name in MAKES_NUMBERS:
+            check_number(result)
+        return result
 
     return bounded
 

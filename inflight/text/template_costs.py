@@ -16,8 +16,10 @@ from jinja2.utils import Cycler, Joiner, Namespace
 
 from inflight.text.template_budget import TooMuch, elements, length, spend, weight
 
-_MOST_BITS = 1024
-"""The bits of a number that is computed with; all floats are smaller."""
+_MOST_BITS = 64
+"""The bits of a number that is made. Python's hashes have 61: thousands of longer numbers could have the same."""
+_OPERAND_BITS = 1024
+"""The bits of a number that is computed with, and of a power before it is known."""
 _WIDEST = 1_000_000
 """The largest width or precision in a format."""
 _LONGEST_FORMAT = 1 << 16
@@ -80,6 +82,8 @@ def filter_cost(name: str, value: Any, given: list[Any]) -> int:
     if name in _PYTHON:
         return _SLOW * _read(value, given)
     if name in _SORTING:
+        for one in value if name == "unique" and isinstance(value, list | tuple) else ():
+            check_number(one)
         return _SORTED * length(value) + _ELEMENT * _read(value, given)
     return _SPECIAL_FILTERS[name](value, given)
 
@@ -87,9 +91,10 @@ def filter_cost(name: str, value: Any, given: list[Any]) -> int:
 def operator_cost(operator: str, left: Any, right: Any) -> int:
     """Return what a binary operator costs. Raises TooMuch: a number or a format is too large."""
     if isinstance(left, int) and isinstance(right, int):
-        _check_number(left, right)
-        if operator == "**" and left.bit_length() * abs(right) > _MOST_BITS:
-            raise TooMuch(f"it computes a number of more than {_MOST_BITS} bits")
+        check_number(left, _OPERAND_BITS)
+        check_number(right, _OPERAND_BITS)
+        if operator == "**" and left.bit_length() * abs(right) > _OPERAND_BITS:
+            raise TooMuch(f"it computes a number of more than {_OPERAND_BITS} bits")
         return 1
     if operator == "%" and isinstance(left, str):
         return _format_cost(left, [right])
@@ -116,8 +121,6 @@ def field_cost(value: Any, spec: str) -> int:
 
 def made(value: Any) -> Any:
     """Return a value that was made, which takes its size from the budget. Raises TooMuch."""
-    if isinstance(value, int):
-        _check_number(value)
     spend().take(_copied(value))
     return value
 
@@ -126,10 +129,10 @@ def _copied(value: Any) -> int:
     return length(value) * (1 if isinstance(value, str) else _ELEMENT)
 
 
-def _check_number(*numbers: int) -> None:
-    for number in numbers:
-        if number.bit_length() > _MOST_BITS:
-            raise TooMuch(f"it computes with a number of more than {_MOST_BITS} bits")
+def check_number(value: Any, most: int = _MOST_BITS) -> None:
+    """Check that a value, if it is a whole number, is no long one. Raises TooMuch: it is."""
+    if isinstance(value, int) and value.bit_length() > most:
+        raise TooMuch(f"it computes with a number of more than {most} bits")
 
 
 def _check_width(digits: str) -> int:
@@ -261,5 +264,6 @@ _SPECIAL_FILTERS: dict[str, Callable[[Any, list[Any]], int]] = {
     **dict.fromkeys(("capitalize", "lower", "upper"), _cased),
 }
 """By filter, what it costs."""
+MAKES_NUMBERS = frozenset({"int", "round", "sum"})
 FILTERS = _FREE | _READING | _SORTING | _PYTHON | _SPECIAL_FILTERS.keys()
 """The filters that a template may use."""

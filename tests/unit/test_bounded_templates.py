@@ -122,6 +122,9 @@ HOSTILE = {
     "change of a loop": f"{TWINS}{{% for x in [[a] * 10**6, [c] * 10**6] %}}{{{{ loop.changed(x) }}}}{{% endfor %}}",
     "keys that collide": "{{ dict(range(0, 10**5 * (2**61 - 1), 2**61 - 1) | batch(2)) | length }}",
     "values that collide": "{{ range(0, 10**5 * (2**61 - 1), 2**61 - 1) | unique | list | length }}",
+    "range that collides": "{{ range(0, 230584300921369395100000, 2305843009213693951) | list | length }}",
+    "long numbers that are unique": "{{ [123456789012345678901, 1] | unique | list }}",
+    "long numbers as keys": "{{ dict([[123456789012345678901, 1]]) }}",
     "sort of many": "{{ range(10**5) | sort | length }}",
     "capitals": "{{ ('ß' * 8 * 10**6).upper() | length }}",
     "list of characters": "{{ ('a' * 8 * 10**6) | list | length }}",
@@ -223,6 +226,7 @@ COMMON = [
     "{{ {'a': [1, 2.5, none, true]} | tojson(indent=4) }}{{ messages | tojson }}{{ 'a\nb' | indent(4, true) }}",
     "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}{% call m(1) %}c{% endcall %}{{ m(3) }}",
     "{% for x in [[1, [2]], [3]] recursive %}{{ x if x is not iterable else loop(x) }}{% endfor %}",
+    "{{ 123456789012345678901234567890 }}{{ [123456789012345678901] | first }}{{ 10**18 // 7 }}{{ -(2**62) }}",
     "{% set a, b = 1, 2 %}{{ a }}{{ b }}{{ (1, 2) }}{{ messages[::-1][0].role }}{% if 'a' in ['a'] %}yes{% endif %}",
 ]
 

@@ -47,11 +47,11 @@ def _escaped_values(model: str, _: int) -> bytes:
 
 _HOSTILE = (
     "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for _ in range(99999) %}{% set text = ('a' * 8 * 10**6).find('a' * 10**5 ~ 'b' ~ 'a' * 10**5) %}{% endfor %}",
-    "{% for _ in range(99999) %}{% set text = ('ß' * 2 * 10**6) | upper %}{% endfor %}",
-    "{{ dict(range(0, 10**5 * (2**61 - 1), 2**61 - 1) | batch(2)) | length }}",
+    "{% for _ in range(99999) %}{% set text = ('a' * 35 * 10**5).find('a' * 10**5 ~ 'b' ~ 'a' * 10**5) %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = ('ß' * 10**6) | upper %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = ('a' * 8 * 10**5).rsplit('a' ~ 'b' ~ 'a' * 98) %}{% endfor %}",
     "{% for _ in range(99999) %}{% set list = range(30000) | map('string') | sort %}{% endfor %}",
-    "{% for _ in range(99999) %}{% set text = (['ab'] * 500000) | tojson %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = (['ab'] * 200000) | tojson %}{% endfor %}",
 )
 """Templates that take all that they may, each by what takes longest in one step."""
 _TEMPLATE = "".join(

@@ -25,7 +25,7 @@ _ELEMENTS = 1_000_000
 """The most elements of a new list or object, at any depth; a shared part counts each time."""
 _ESCAPED = 3
 """Characters that one beyond ASCII becomes in JSON or in Python's notation, in the middle of nothing and twelve."""
-_WRITTEN = 8
+_WRITTEN = 32
 """Characters that are as much work as writing one value more."""
 _VIEWS = (KeysView, ValuesView, ItemsView)
 

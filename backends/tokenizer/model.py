@@ -11,8 +11,8 @@ from inflight.compiled_engine import read_engine
 from inflight.contract import TENSORRTLLM
 from inflight.settings.deployment import Deployment
 from inflight.shared_counters import start_pulse
-from inflight.text.bounded_templates import TakesLonger, at_once
 from inflight.text.preprocess import Preprocessor, RawRequest
+from inflight.text.template_budget import TakesLonger, at_once
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamPreprocessor
 from inflight.triton import adapter

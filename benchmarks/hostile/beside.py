@@ -45,6 +45,24 @@ def _escaped_values(model: str, _: int) -> bytes:
     return _chat(model, guided_json="MARK").replace(b"MARK", f'{{\\"enum\\":[{values}]}}'.encode())
 
 
+_HOSTILE = (
+    "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = ('a' * 35 * 10**5).find('a' * 10**5 ~ 'b' ~ 'a' * 10**5) %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = ('ß' * 10**6) | upper %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = ('a' * 8 * 10**5).rsplit('a' ~ 'b' ~ 'a' * 98) %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set list = range(30000) | map('string') | sort %}{% endfor %}",
+    "{% for _ in range(99999) %}{% set text = (['ab'] * 200000) | tojson %}{% endfor %}",
+)
+"""Templates that take all that they may, each by what takes longest in one step."""
+_TEMPLATE = "".join(
+    f"{{% if messages[0].content == 'hostile {number}' %}}{one}{{% endif %}}" for number, one in enumerate(_HOSTILE)
+)
+
+
+def _rendered(model: str, number: int) -> bytes:
+    return _chat(model, messages=[{"role": "user", "content": f"hostile {number}"}])
+
+
 WORKS = (
     Work("30 ambiguous grammars", 30, lambda model, number: _chat(model, ebnf=_AMBIGUOUS % number)),
     Work("50 ambiguous grammars", 50, lambda model, number: _chat(model, ebnf=_AMBIGUOUS % number)),
@@ -53,6 +71,7 @@ WORKS = (
     ),
     Work("bodies of 15 MB, one string", 2, lambda model, _: _chat(model, guided_json="a" * _BODY_BYTES)),
     Work("bodies of 15 MB, 2.2 million values", 2, _escaped_values),
+    Work("hostile templates", len(_HOSTILE), _rendered),
 )
 
 
@@ -131,7 +150,7 @@ def beside(seconds: float, say: Callable[[str], object]) -> Result:
         EngineFailure: the server does not serve.
     """
     rows: list[Row] = []
-    with serving(door=False) as serve:
+    with serving(door=False, template=_TEMPLATE) as serve:
         gateway, model = serve.front.places.gateway, serve.front.model
         assert gateway is not None, "the pair has a gateway"
         _feel(gateway, model, seconds / 4)

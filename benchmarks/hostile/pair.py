@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,14 +61,21 @@ class Serve:
 
 
 @contextmanager
-def serving(door: bool) -> Iterator[Serve]:
-    """Run `inflight serve` with the demo on free ports, with the door or without it; it is stopped at the end."""
+def serving(door: bool, template: str = "") -> Iterator[Serve]:
+    """Run `inflight serve` with the demo on free ports; it is stopped at the end.
+
+    Args:
+        door: whether the door is in front.
+        template: what stands before the demo's chat template.
+    """
     http, grpc, metrics, gateway = free_ports(4)
     with TemporaryDirectory(prefix="inflight-attacks-") as folder:
         said = Path(folder) / "said"
         deployment = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(DEMO / "model")}
         if door:
             deployment["door"] = {"enabled": True}
+        if template:
+            deployment["model"] = str(_with_template(template, Path(folder) / "demo"))
         (Path(folder) / "deployment.yaml").write_text(yaml.safe_dump(deployment))
         ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", f"--gateway-port={gateway}"]
         environment = os.environ | {"XDG_STATE_HOME": folder}
@@ -82,6 +90,14 @@ def serving(door: bool) -> Iterator[Serve]:
         finally:
             process.terminate()
             process.wait()
+
+
+def _with_template(template: str, model: Path) -> Path:
+    """Copy the demo's model, with a text before its chat template."""
+    file = shutil.copytree(DEMO / "model", model) / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"chat_template": template + settings["chat_template"]}))
+    return model
 
 
 def _addresses(http: int, grpc: int, metrics: int, gateway: int) -> list[Address]:

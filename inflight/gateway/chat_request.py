@@ -99,7 +99,7 @@ def _thinking_is_off(fields: Fields, gateway: Gateway, tools: Sequence[Tool], pr
     Most templates close the reasoning in the prompt then. One that just does not open it looks like that of a model
     which thinks by itself, but for this variable.
     """
-    template = gateway.chat_template
+    template = gateway.template_of(fields.values)
     if template is None or not template.uses("enable_thinking"):
         return False
     try:
@@ -111,7 +111,7 @@ def _thinking_is_off(fields: Fields, gateway: Gateway, tools: Sequence[Tool], pr
 
 def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool], variables: Mapping[str, Any] | None = None) -> str:
     """Return the text of the prompt; ``variables`` take the place of those that the request gives the template."""
-    template = gateway.chat_template
+    template = gateway.template_of(fields.values)
     if template is None:
         raise unsupported("messages", "messages: this checkpoint has no chat template; use /v1/completions")
     options = {**_template_options(fields, template, gateway, tools), **(variables or {})}

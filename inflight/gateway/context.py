@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.quality import QualityMonitor
 from inflight.gateway.readiness import Readiness
 from inflight.gateway.resuming import Engine, ResumingEngine, Resumption
+from inflight.gateway.tools import shows_tools
 from inflight.settings.deployment import Deployment, model_name
 from inflight.settings.gateway import GatewaySettings
 from inflight.text.chat import ChatTemplate, chat_template_of
@@ -90,12 +92,16 @@ class Gateway:
         """Return whether the chat template reads fields of this name."""
         return self.chat_template is not None and self.chat_template.reads(name)
 
-    def obeys(self, hint: str, value: Any) -> Variables | None:
-        """Return the template's variables that a hint of a chat sets; None: the checkpoint does not obey it."""
-        template = self.chat_template
-        if hint not in TEMPLATE_HINTS or template is None:
-            return None
-        return hint_variables(hint, value, template, self.chat_format)
+    def obeys(self, chat: Mapping[str, Any], hint: str, value: Any) -> Variables | None:
+        """Return the template's variables that a hint of a ``chat`` sets; None: the checkpoint does not obey it."""
+        template = self.template_of(chat) if hint in TEMPLATE_HINTS else None
+        return None if template is None else hint_variables(hint, value, template, self.chat_format)
+
+    def template_of(self, chat: Mapping[str, Any]) -> ChatTemplate | None:
+        """Return the template that shows a chat, given its body, checked or not; None: there is none."""
+        messages = chat.get("messages")
+        listed = messages if isinstance(messages, list) else ()
+        return self.chat_template and self.chat_template.chosen(listed, shows_tools(chat))
 
     def read(self, reader: Reader, body: Mapping[str, Any]) -> Fields:
         """Return the fields of a body; ``model`` is among them, left out or not.
@@ -104,7 +110,7 @@ class Gateway:
             ApiError: 400, naming the field by its path, or 404: it names a model that is not served.
         """
         strict = self.settings.strict_fields
-        fields = reader.read(body, strict=strict, spared=self.template_reads, obeys=self.obeys)
+        fields = reader.read(body, strict=strict, spared=self.template_reads, obeys=partial(self.obeys, body))
         model = self.check_model(fields.get("model", self.model_name))
         return replace(fields, values={**fields.values, "model": model})
 

@@ -218,7 +218,7 @@ class _Choice:
         self._characters += sum(len(piece) for piece in pieces if isinstance(piece, str))
         events = self._parser.push([self._visible(piece) for piece in pieces])
         if ends:
-            events += self._parser.finish()
+            events += self._parser.finish(cut=delta.finish_reason != "stop")
         reason = delta.finish_reason
         self._taken += len(delta.tokens)
         if self._stops is not None:

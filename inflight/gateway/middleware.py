@@ -265,7 +265,7 @@ class BodyLimit:
                 content += message.get("body", b"")
                 self._take(body, len(content))
                 if not message.get("more_body"):
-                    return {"type": "http.request", "body": bytes(content), "more_body": False}
+                    return {"type": "http.request", "body": content, "more_body": False}
             return message
         finally:
             self._coming.discard(body)

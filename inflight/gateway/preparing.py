@@ -14,7 +14,7 @@ from starlette.requests import Request
 from inflight.gateway.body import check_type, parse_object
 from inflight.gateway.sse import while_connected
 from inflight.gateway.workers import HUGE, LARGE, off_loop
-from inflight.text.bounded_templates import TakesLonger, at_once
+from inflight.text.template_budget import TakesLonger, at_once
 
 _VALUE = 32
 """Bytes of a text that are as much work as one more value is, beside its own."""
@@ -34,7 +34,8 @@ async def prepared(request: Request, work: Callable[[dict[str, Any]], _Result], 
         ClientGone: the client has left.
     """
     check_type(request)
-    body = await request.body()
+    parts = [part async for part in request.stream() if part]
+    body = parts[0] if len(parts) == 1 else b"".join(parts)  # a large one comes whole, and is not copied
     size = max(len(body) + _VALUE * body.count(b","), LARGE * grows)
     if size < LARGE:
         try:

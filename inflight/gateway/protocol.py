@@ -46,7 +46,13 @@ class _Head:
         """The last bytes that were handed on."""
 
     def take(self, data: bytes) -> bytes:
-        """Return what the parser gets of the next piece, and of what was kept of the last one."""
+        """Return what the parser gets of the next piece, and of what was kept of the last one.
+
+        Empty lines before the head are left out: two of them would be its end.
+        """
+        if not self._before:
+            come, data = len(data), data.lstrip(b"\r\n")
+            self.size += come - len(data)
         known = self._before + self._kept + data
         place = known.find(_END)
         size = len(known) if place < 0 else place + len(_END)
@@ -167,6 +173,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self._deaf:
             super().on_headers_complete()  # raises where the URL is none
             if self.scope["http_version"] == "1.0":
+                self.cycle.waiting_for_100_continue = False  # such a client would take a 100 for the answer
                 self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
             self._in_head, self._beside_bytes, self._refused_bytes = False, 0, 0
             self._disarm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from inflight.gateway.errors import invalid
@@ -44,6 +45,12 @@ def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
         tools, seen = tuple(tool for tool in tools if tool.name in allowed), allowed
     choice = _choice(asked, seen)
     return (tools if choice.kind != "none" else ()), choice
+
+
+def shows_tools(chat: Mapping[str, Any]) -> bool:
+    """Return whether the body of a chat, checked or not, has tools that the model is shown."""
+    tools = chat.get("tools") if chat.get("tool_choice") != "none" else None
+    return isinstance(tools, list) and any(_left_out_type(tool) is None for tool in tools)
 
 
 def tools_left_out(fields: Fields) -> list[str]:

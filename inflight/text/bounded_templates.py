@@ -1,170 +1,143 @@
 """The environment of chat templates: Jinja's sandbox, with bounds on what a rendering computes and makes.
 
 The sandbox keeps a template from what it must not reach, but not from ``"a" * 10**10`` or loops without end, in which
-no other thread of the process may run. Here loops, calls, filters and operators take from a budget of processor time
-and of characters; what could make much out of little is measured before it is done.
+no other thread of the process may run. Here a template has the methods and filters of a list, and everything that
+it does takes its cost (``template_costs``) from a budget (``template_budget``) before it is done.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import BuiltinMethodType, MethodType
 from typing import Any, cast
 
 import jinja2
 import jinja2.sandbox
-import jinja2.utils
 from jinja2 import nodes
+from jinja2.runtime import Macro
 from jinja2.visitor import NodeTransformer
 
 from inflight.text.output.incremental_json import escape_surrogates
-
-RENDER_S = 1.0
-"""Seconds of processor time that one rendering may take."""
-AT_ONCE_S = 0.02
-"""Seconds of it where others wait for the thread."""
-_CHARACTERS = 128 << 20
-"""Characters of text, and elements of lists, that a rendering may make in all its steps."""
-_WORK_UNSEEN = 16
-"""Steps, or KiB that are made, of some microseconds each."""
-_LARGEST_NUMBER = 1_000_000
-"""The largest width or number of repetitions that a call or a filter may be given."""
-_LARGEST_BITS = 1_000_000
-_ELEMENTS = 1_000_000
-"""The most elements of a new list or object, at any depth; a shared part counts each time."""
-_WIDE = re.compile(r"%[^a-zA-Z%]*(\d{6}|\*)|\{[^{}:!]*[:!][^{}]*\d{6}|\{[^{}]*\{")
-"""Matches a format with a width that is large, or is given beside it.
-
-No other thread runs during a search, so its time must be linear: each repetition can stop in one place only."""
-_OF_LISTS = frozenset(
-    "length count list first last map select reject selectattr rejectattr items reverse batch slice default d attr "
-    "random".split()
+from inflight.text.template_budget import LARGEST, Steps, TooMuch, elements, listed, spend, weight
+from inflight.text.template_costs import (
+    FILTERS,
+    MAKES_NUMBERS,
+    METHODS,
+    OWN,
+    check_form,
+    check_number,
+    field_cost,
+    filter_cost,
+    made,
+    method_cost,
+    operator_cost,
 )
-"""The filters that do not read what is in the elements that they are given."""
-_COMPARE = frozenset("dictsort groupby max min sort sum unique".split())
-"""The filters that copy, compare or add these."""
-_NEVER = frozenset({"translate", "maketrans", "to_bytes"})
-_STEPS, _JOINED, _MADE, _COMPARED, _SLICED = "_steps", "_joined", "_made", "_compared", "_sliced"
 
-
-class TooMuch(jinja2.TemplateRuntimeError):
-    """A template computes or makes more than it may."""
-
-
-class TakesLonger(BaseException):
-    """A rendering has taken the time that it has where others wait for the thread: no error, and not answered."""
-
-
-class _Budget:
-    """The processor time and the characters that are left to one rendering."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._until, self._left = time.thread_time() + seconds, _CHARACTERS
-        self._unseen = 0
-
-    def step(self, work: int = 1) -> None:
-        """Take a step; the clock is looked at when there has been some work."""
-        self._unseen += work
-        if self._unseen < _WORK_UNSEEN:
-            return
-        self._unseen = 0
-        if time.thread_time() > self._until:
-            if self.seconds < RENDER_S:
-                raise TakesLonger
-            raise TooMuch(f"it takes more than {self.seconds:g} s of processor time")
-
-    def take(self, size: int) -> None:
-        """Make so many characters or elements."""
-        self.step(1 + size // 1024)
-        self._left -= size
-        if self._left < 0:
-            raise TooMuch(f"it makes more than {_CHARACTERS} characters")
-
-
-_SECONDS: ContextVar[float] = ContextVar("seconds", default=RENDER_S)
-_BUDGET: ContextVar[_Budget | None] = ContextVar("budget", default=None)
-
-
-@contextmanager
-def at_once() -> Iterator[None]:
-    """Have what is rendered within take little time, or raise ``TakesLonger``: others wait for the thread."""
-    token = _SECONDS.set(AT_ONCE_S)
-    try:
-        yield
-    finally:
-        _SECONDS.reset(token)
-
-
-@contextmanager
-def budget() -> Iterator[None]:
-    """Give one rendering its budget."""
-    token = _BUDGET.set(_Budget(_SECONDS.get()))
-    try:
-        yield
-    finally:
-        _BUDGET.reset(token)
-
-
-def _spend() -> _Budget:
-    """Return the budget of the rendering; a new one where a constant is computed while a template is compiled."""
-    return _BUDGET.get() or _Budget(RENDER_S)
+_STEPS, _JOINED, _MADE, _COMPARED, _SOUGHT, _SLICED = "_steps", "_joined", "_made", "_compared", "_sought", "_sliced"
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """An environment whose templates are bounded, within ``budget``."""
 
-    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    intercepted_binops = frozenset(jinja2.sandbox.SandboxedEnvironment.default_binop_table)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_shown, **options)
         del self.globals["lipsum"]
-        self.filters |= {_STEPS: _Steps, _JOINED: _joined, _MADE: _made, _COMPARED: _compared, _SLICED: _counted}
-        self.filters["tojson"] = to_json
-        self.filters = {
-            name: one if name.startswith("_") else _bounded(name, cast(Callable[..., Any], one))
-            for name, one in self.filters.items()
-        }
+        self.globals["dict"] = _new_dict
+        known: dict[str, Callable[..., Any]] = {**self.filters, "tojson": to_json}
+        self.filters = {name: _bounded(name, known[name]) for name in FILTERS} | {
+            _STEPS: Steps, _JOINED: _joined, _MADE: _new, _COMPARED: _compared, _SOUGHT: _sought, _SLICED: made
+        }  # fmt: skip
         self.tests = {name: _bounded_test(cast(Callable[..., Any], one)) for name, one in self.tests.items()}
 
     def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
         """Return the text of a template's, macro's or block's parts."""
-        spend, kept = _spend(), list[str]()
+        spend_, kept, size = spend(), list[str](), 0
         for part in parts:
-            spend.take(len(part))
+            spend_.take(len(part))
             kept.append(part)
+            size += len(part)
+            if size > LARGEST:
+                raise TooMuch(f"it makes a text of more than {LARGEST} characters")
         return "".join(kept)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Return what an operator makes of two values."""
-        _spend().take(_made_by_operator(operator, left, right))
-        return super().call_binop(context, operator, left, right)
+        if operator == "+" and type(left) is type(right) is str:  # most are
+            spend().take(len(left) + len(right))
+            return left + right
+        spend().take(operator_cost(operator, left, right))
+        result = super().call_binop(context, operator, left, right)
+        check_number(result)
+        return result
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what a function, macro or method returns."""
-        method = getattr(__obj, "__wrapped__", __obj)
-        name, value = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        value = getattr(__obj, "__self__", None)
         if isinstance(value, str):
-            _check(name, _compared(value), args, kwargs)
+            args = tuple(map(listed, args)) if args else ()
+            spend().take(method_cost(__obj.__name__, value, [*args, *kwargs.values()]))
         elif isinstance(value, list | tuple):
             _compared(value)
-        elif __obj is dict or __obj is jinja2.utils.Namespace:
-            _made([*args, *kwargs.values()])
-        return _counted(super().call(__context, __obj, *args, **kwargs))
+        elif not isinstance(__obj, Macro) and not isinstance(value, dict):
+            _compared([*args, *kwargs.values()])
+            for one in args:
+                check_number(one)
+        return made(super().call(__context, __obj, *args, **kwargs))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Return whether a template may have an attribute."""
-        return attr not in _NEVER and super().is_safe_attribute(obj, attr, value)
+        if (methods := METHODS.get(type(obj))) is not None:
+            return attr in methods
+        return isinstance(obj, OWN) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return ``str.format`` or ``str.format_map`` with the sandbox's access to attributes, and costs of fields."""
+        if not isinstance(value, BuiltinMethodType | MethodType) or value.__name__ not in ("format", "format_map"):
+            return None
+        form, name = value.__self__, value.__name__
+        if not isinstance(form, str):
+            return None
+        escape = getattr(form, "escape", None)
+        formatter = _MarkupFormatter(self, escape=escape) if escape else _Formatter(self)
+
+        def whole(*args: Any, **kwargs: Any) -> str:
+            spend().take(check_form(form))
+            return type(form)(formatter.vformat(form, args, kwargs))
+
+        def of_map(values: Mapping[str, Any]) -> str:
+            return whole(**values)
+
+        return whole if name == "format" else of_map
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Return the tree of a template, in which loops and what makes values without a call are calls of filters."""
         tree: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
         return tree
+
+
+class _CountedFields:
+    """The fields of a format, each of which takes its cost from the budget."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        spend().take(weight(value, shown=True))
+        return super().convert_field(value, conversion)  # type: ignore[misc]
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        spend().take(field_cost(value, format_spec))
+        return super().format_field(value, format_spec)  # type: ignore[misc]
+
+
+class _Formatter(_CountedFields, jinja2.sandbox.SandboxedFormatter):
+    pass
+
+
+class _MarkupFormatter(_CountedFields, jinja2.sandbox.SandboxedEscapeFormatter):
+    pass
 
 
 class _Counting(NodeTransformer):
@@ -183,7 +156,7 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         node.expr = _filtered(node.expr, _COMPARED)
         for operand in node.ops:
-            operand.expr = _filtered(operand.expr, _COMPARED)
+            operand.expr = _filtered(operand.expr, _SOUGHT if operand.op in ("in", "notin") else _COMPARED)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
@@ -207,128 +180,74 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-class _Steps:
-    """The values that a loop goes over; each turn is a step."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[Any]:
-        spend = _spend()
-        for value in self._values:
-            spend.step()
-            yield value
-
-
 def _joined(values: tuple[Any, ...]) -> str:
     """Return the texts of values in one (the operator ``~``)."""
-    return "".join([_counted(str(_shown(value))) for value in values])
+    texts = [str(_shown(value)) for value in values]
+    spend().take(sum(map(len, texts)))
+    return "".join(texts)
 
 
-def _made(value: Any) -> Any:
+def _new(value: Any) -> Any:
     """Return a new list, tuple or object, which must not have too much in it."""
-    _weigh([value], characters=False)
+    elements(value)
     return value
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Return a new object; each key is a step, as keys may collide."""
+    new = dict[Any, Any]()
+    for one in args:
+        for pair in Steps(one.items() if isinstance(one, dict) else one):
+            key, value = pair
+            check_number(key)
+            new[key] = value
+    new.update(kwargs)
+    return _new(new)  # type: ignore[no-any-return]
 
 
 def _shown(value: Any) -> Any:
     """Return a value of which text is to be made."""
-    if isinstance(value, list | tuple | dict):
-        _spend().take(_weigh([value]))
+    if not isinstance(value, str | int | None):
+        spend().take(weight(value, shown=True))
     return value
 
 
 def _compared(value: Any) -> Any:
     """Return a value that is read to its end without a step, such as an operand of a comparison."""
-    if isinstance(value, str | list | tuple | dict):
-        _spend().step(1 + _weigh([value]) // 1024)
+    if isinstance(value, str):
+        spend().step(1 + len(value) // 1024)
+    elif not isinstance(value, int | None):
+        spend().step(1 + weight(value) // 1024)
     return value
 
 
-def _weigh(waiting: list[Any], *, characters: bool = True) -> int:
-    """Return how large the text of values is, about; or how many values there are. Raises TooMuch."""
-    spend, size = _spend(), 0
-    while waiting:
-        one = waiting.pop()
-        size += len(one) if characters and isinstance(one, str) else 1
-        if isinstance(one, list | tuple):
-            waiting += one
-        elif isinstance(one, dict):
-            waiting += one.keys()
-            waiting += one.values()
-        if size + len(waiting) > (_CHARACTERS if characters else _ELEMENTS):
-            raise TooMuch("it makes too large a value")
-        if size & 255 == 0:
-            spend.step()
-    return size
-
-
-def _made_by_operator(operator: str, left: Any, right: Any) -> int:
-    """Return how much an operator makes. Raises TooMuch: a number or a format that is too large."""
-    if isinstance(left, int) and isinstance(right, int):
-        bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * abs(right)}.get(operator, 0)
-        if bits > _LARGEST_BITS:
-            raise TooMuch(f"it computes a number of {bits} bits")
-        return 0
-    if operator == "%" and isinstance(left, str):
-        return _formatted(left, [right])
-    if operator == "*":
-        sized, times = (right, left) if isinstance(left, int) else (left, right)
-        if isinstance(sized, list | tuple):
-            return _weigh([*sized], characters=False) * max(0, int(times))
-        return _length(sized) * max(0, int(times)) if isinstance(times, int) else 0
-    return _length(left) + _length(right)
-
-
-def _formatted(form: str, values: Iterable[Any]) -> int:
-    """Return about how long a formatted text is."""
-    if _WIDE.search(form):
-        raise TooMuch("it writes in too wide a format")
-    return len(form) + (form.count("%") + form.count("{")) * _weigh([*values])
-
-
-def _check(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Measure what a method or filter would make of a value. Raises TooMuch."""
-    given = [*args, *kwargs.values()]
-    is_width = name not in _OF_LISTS | _COMPARE or name in ("batch", "slice")
-    if is_width and any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given):
-        raise TooMuch(f"{name} is given a number above {_LARGEST_NUMBER}")
-    size = 0
-    if name == "replace" and len(given) > 1 and isinstance(value, str):
-        size = value.count(str(given[0])) * len(str(given[1]))
-    elif name == "join" and given:
-        between, values = (given[0], value) if not isinstance(value, str) else (value, given[0])
-        size = _weigh([*values]) + _length(values) * _length(between) if isinstance(values, list | tuple) else 0
-    elif name == "sum" and any(isinstance(one, list | tuple) for one in given):
-        size = _length(value) * _weigh([value], characters=False)  # each sum is a new list
-    elif name in ("indent", "expandtabs") and isinstance(value, str):
-        widths = [one if isinstance(one, int) else _length(one) for one in given]
-        size = (value.count("\n") + value.count("\t") + 1) * max(widths, default=8)
-    elif name == "wordwrap":
-        size = _length(value) * (1 + sum(map(_length, given)))
-    elif name in ("format", "format_map") and isinstance(value, str):
-        size = _formatted(value, given)
-    _spend().take(size)
+def _sought(value: Any) -> Any:
+    """Return a value in which another is looked for."""
+    return _compared(listed(value))
 
 
 def _bounded(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that takes from the budget."""
-    leading = hasattr(apply, "jinja_pass_arg")
+    leading, order = hasattr(apply, "jinja_pass_arg"), _parameters(apply)
 
     @functools.wraps(apply)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        value, others = args[leading], args[leading + 1 :]
-        if isinstance(value, Iterator):
-            value = list(_Steps(value))
-        if name not in _OF_LISTS:
-            _shown(value)
-        _check(name, value, others, kwargs)
-        return _counted(apply(*args[:leading], value, *others, **kwargs))
+        value, others = listed(args[leading]), list(map(listed, args[leading + 1 :]))
+        given = [*others, *(kwargs[one] for one in order if one in kwargs)] if kwargs else others
+        spend().take(filter_cost(name, value, given))
+        result = made(apply(*args[:leading], value, *others, **kwargs))
+        if name in MAKES_NUMBERS:
+            check_number(result)
+        return result
 
     return bounded
+
+
+def _parameters(apply: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(apply).parameters)
+    except ValueError:  # of C code, which has no names of parameters
+        return []
 
 
 def _bounded_test(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -344,17 +263,16 @@ def _bounded_test(test: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-def _counted(value: Any) -> Any:
-    _spend().take(_length(value))
-    return value
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
-
-
-def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Return plain JSON: Jinja's own ``tojson`` escapes for HTML. Halves of surrogate pairs are escaped."""
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **options)
-    parts = [encoder.encode(value)] if indent is None else map(_counted, encoder.iterencode(value))
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=cast(Any, separators), sort_keys=sort_keys
+    )
+    parts = [encoder.encode(value)] if indent is None else map(made, encoder.iterencode(value))
     return escape_surrogates("".join(parts))

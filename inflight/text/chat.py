@@ -7,7 +7,7 @@ whitespace rules are set up here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -21,12 +21,17 @@ import jinja2.parser
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.json_text import loads
-from inflight.text.bounded_templates import BoundedEnvironment, budget, to_json
+from inflight.text.bounded_templates import BoundedEnvironment, to_json
 from inflight.text.checkpoint import TextConfig
 from inflight.text.generic_tools import with_generic_tools
 from inflight.text.messages import Message, check_messages
+from inflight.text.template_budget import budget
 
 _LONGEST_FORMAT = 256
+_LONGEST_TEMPLATE = 128 << 10
+"""Bytes of a template, which compile in seconds; of those that are published none has half as many."""
+_LONGEST_REASON = 500
+"""Characters of what a template says about messages that it refuses."""
 _REFUSALS = (
     jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, NameError, RuntimeError,
 )  # fmt: skip
@@ -57,8 +62,10 @@ class ChatTemplate:
             tool_use: the template for chats with tools; None: this one.
 
         Raises:
-            DeploymentError: a template is not valid Jinja.
+            DeploymentError: a template is not valid Jinja, or too long.
         """
+        if (size := len(source.encode(errors="replace"))) > _LONGEST_TEMPLATE:
+            raise DeploymentError(f"chat template: it has {size} bytes; the most is {_LONGEST_TEMPLATE}")
         self._with_tools = None if tool_use in (None, source) else ChatTemplate(tool_use, special_tokens)
         environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
@@ -67,7 +74,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:_LONGEST_FORMAT])
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = environment.from_string(source)
+            with budget():  # of the constants that the compiler computes
+                self._template = environment.from_string(source)
             tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
@@ -88,9 +96,13 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         self._fields = frozenset(re.findall(r"""[.'"](\w+)""", source))
 
+    def chosen(self, messages: Iterable[Any], tools: Any) -> ChatTemplate:
+        """Return the template that shows a chat: that for tools, where there are some, or calls of them."""
+        return self._with_tools if self._with_tools is not None and (tools or _has_calls(messages)) else self
+
     def uses(self, option: str) -> bool:
-        """Return whether the template's source, or that for tools, has a variable of this name."""
-        return option in self._variables or (self._with_tools is not None and self._with_tools.uses(option))
+        """Return whether the template's source has a variable of this name; that for tools may have others."""
+        return option in self._variables
 
     def reads(self, name: str) -> bool:
         """Return whether the source names a field of this name, as ``message.name`` or as ``'name'``."""
@@ -111,12 +123,11 @@ class ChatTemplate:
         """
         options = dict(options or {})
         self._check_roles(messages)
-        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-        if self._with_tools is not None and (options.get("tools") or has_calls):
-            return self._with_tools.render(messages, options)
+        if (chosen := self.chosen(messages, options.get("tools"))) is not self:
+            return chosen.render(messages, options)
         if self.knows_no_tools:
             tools = options.pop("tools", None) or ()
-            if tools or has_calls:
+            if tools or _has_calls(messages):
                 messages = self._generic(messages, tools)
         for name in options:
             if name in self._unused and options[name]:
@@ -208,9 +219,14 @@ class ChatTemplate:
         except (RecursionError, MemoryError):
             raise InvalidRequest("messages: too deeply nested or too large for the chat template") from None
         except _REFUSALS as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error)[:_LONGEST_REASON].split()) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
         return prompt
+
+
+def _has_calls(messages: Iterable[Any]) -> bool:
+    """Return whether a chat, checked or not, has calls of tools or what came of them."""
+    return any(isinstance(one, dict) and (one.get("role") == "tool" or one.get("tool_calls")) for one in messages)
 
 
 def chat_template_of(config: TextConfig) -> ChatTemplate | None:

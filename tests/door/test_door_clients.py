@@ -160,16 +160,32 @@ SECRET, LATER = b"0123456789abcdef0123456789abcdef", 3600
         ({"sub": "auth0|anna@example.org"}, "auth0|anna@example.org"),
         ({"sub": "anna\r\nx-inflight-client: berta"}, "anna%0D%0Ax-inflight-client:%20berta"),
         ({"sub": 'ä"%\\\0'}, "%C3%A4%22%25%5C%00"),
+        ({"sub": "127.0.0.1"}, "%3127.0.0.1"),
+        ({"sub": "fe80::7"}, "%66e80::7"),
+        ({"sub": "0123456789abcdef"}, "%30123456789abcdef"),
+        ({"sub": "ab" * 32}, "%61b" + "ab" * 31),
+        ({"sub": "123456789"}, "123456789"),
+        ({"sub": "g" * 4096}, "g" * 4096),
         ({"sub": ""}, "127.0.0.1"),
         ({}, "127.0.0.1"),
         ({"sub": "anna", "nbf": 1.5, "iat": 1.25}, "anna"),
     ],
+    ids=lambda one: str(one)[:40],
 )
 def test_a_token_names_its_client(by_token: Door, claims: dict[str, Any], named: str) -> None:
     given = token(SECRET, **claims, exp=time.time() + LATER)  # a time may have a fraction (RFC 7519, 2)
     for scheme in ("Bearer", "bearer"):
         assert by_token.ask("GET", "/v1/models", f"authorization: {scheme} {given}").status == 200
         assert by_token.gateway.requests[-1]["headers"]["x-inflight-client"] == named
+
+
+@pytest.mark.parametrize(("name", "length"), [("g" * 20_000, 20_000), ("ä" * 2000, 12_000)], ids=["ascii", "beyond"])
+def test_a_name_that_no_header_carries_is_refused(by_token: Door, name: str, length: int) -> None:
+    given = as_bearer(token(SECRET, sub=name, exp=time.time() + LATER))
+    said = f"the token's sub has {length} characters, encoded; the most is 4096"
+    assert by_token.ask("GET", "/v1/models", given).json["error"]["message"] == said
+    assert by_token.ask("POST", "/v2/models/ensemble/generate", given).json["error"] == said
+    assert code_of(by_token.port, ("authorization", given.partition(": ")[2])) == grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("name", ["crit", "cr\\u0069t"])

@@ -73,3 +73,45 @@ def test_an_answer_of_a_form_may_quote_a_call(served: tuple[Inside, Script], str
     else:
         [choice] = answer.json()["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Hm.<tool_call>", []),
+        ('Hm.<tool_call>\n{"na', []),
+        ('Hm.<tool_call>\n{"name": "add", "argu', ["add"]),
+        ('Hm.<tool_call>\n{"name": "add", "arguments": {"a', ["add"]),
+        ("Hm.<tool_call>\n<function=add>\n<param", ["add"]),
+    ],
+)
+def test_a_call_that_is_cut_leaves_no_notation(served: tuple[Inside, Script], text: str, names: list[str]) -> None:
+    running, script = served
+    response = {"model": "model", "input": "Hi", "tools": [{"type": "function", **FUNCTION}]}
+    with running.client() as client:
+
+        def posted(path: str, body: dict[str, Any]) -> str:
+            vars(script).update(vars(Script(text, "length", pieces=2)))
+            return client.post(path, json=body).text
+
+        [choice] = json.loads(posted("/v1/chat/completions", CHAT))["choices"]
+        message = json.loads(posted("/v1/messages", MESSAGE))
+        output = json.loads(posted("/v1/responses", response))
+        streams = [
+            posted("/v1/chat/completions", CHAT | {"stream": True}),
+            posted("/v1/messages", MESSAGE | {"stream": True}),
+            posted("/v1/responses", response | {"stream": True}),
+        ]
+    assert choice["message"]["content"] == "Hm."
+    assert [call["function"]["name"] for call in choice["message"].get("tool_calls") or []] == names
+    assert choice["finish_reason"] == "length"
+    assert message["stop_reason"] == "max_tokens"
+    assert [block.get("text", block.get("name")) for block in message["content"]] == ["Hm.", *names]
+    assert [block["input"] for block in message["content"][1:]] == [{}] * len(names)
+    assert output["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["type"] for item in output["output"]] == ["message", *["function_call"] * len(names)]
+    assert output["output"][0]["content"][0]["text"] == "Hm."
+    for stream, begins in zip(streams, ('"tool_calls":[{', '"tool_use"', '"function_call"'), strict=True):
+        assert "tool_call>" not in stream
+        assert "<function" not in stream
+        assert (begins in stream.replace(" ", "")) == bool(names)

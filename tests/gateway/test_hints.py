@@ -108,6 +108,70 @@ def test_a_hint_that_the_template_knows_reaches_it(api: Api, fields: Json) -> No
         assert prompt(running, script) == "high low"
 
 
+@each_row(
+    "template, shown",
+    [(KNOWS_BOTH, ("high", "low")), ("Hi", (None, None)), ("{{ verbosity }}", (None, "low"))],
+)
+def test_a_response_repeats_the_hints_that_are_obeyed(template: str, shown: tuple[str | None, str | None]) -> None:
+    hints = {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}
+    with knowing(template) as (running, _):
+        whole = post(running, RESPONSES, hints).json()
+        assert (whole["reasoning"]["effort"], whole["text"].get("verbosity")) == shown
+        stream = post(running, RESPONSES, {**hints, "stream": True}).text
+        assert (f'"verbosity":"{shown[1]}"' in stream.replace(" ", "")) == (shown[1] is not None)
+        assert ('"effort":"high"' in stream.replace(" ", "")) == (shown[0] is not None)
+
+
+TOOL = {"tools": [FUNCTION]}
+CALLED = {
+    "messages": [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": FUNCTION["function"]}]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ]
+}
+OF_TOOLS: list[tuple[str, str, Json, str | None]] = [
+    ("Hi", KNOWS_BOTH, {}, "verbosity"),
+    ("Hi", KNOWS_BOTH, TOOL, None),
+    ("Hi", KNOWS_BOTH, CALLED, None),
+    ("Hi", KNOWS_BOTH, TOOL | {"tool_choice": "none"}, "verbosity"),
+    ("Hi", KNOWS_BOTH, {"tools": [{"type": "web_search"}]}, "verbosity, tools[0].web_search"),
+    (KNOWS_BOTH, "Hi", {}, None),
+    (KNOWS_BOTH, "Hi", TOOL, "verbosity"),
+    (KNOWS_BOTH, "Hi", CALLED, "verbosity"),
+]
+"""By both templates and fields of a chat: what is named as ignored."""
+
+
+@each_row("template, with_tools, fields, named", OF_TOOLS)
+def test_the_template_that_shows_the_chat_knows_the_hint(
+    template: str, with_tools: str, fields: Json, named: str | None
+) -> None:
+    with knowing(template) as (running, script):
+        app: Any = running.server.config.app
+        both = ChatTemplate(template, {}, f"{with_tools}{{{{ tools }}}}")
+        app.state.gateway = replace(app.state.gateway, chat_template=both)
+        answer = post(running, CHAT, {"verbosity": "low", **fields})
+        assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, named), answer.text
+        assert ("low" in prompt(running, script)) == (named is None)
+
+
+def test_thinking_is_switched_in_the_template_that_shows_the_chat() -> None:
+    thinks = "{{ enable_thinking }}"
+    tools = {"tools": [{"name": "add", "input_schema": {"type": "object"}}]}
+    for template, with_tools, fields, named in (
+        ("Hi", thinks, {}, "thinking.type"),
+        ("Hi", thinks, tools, None),
+        (thinks, "Hi", tools, "thinking.type"),
+    ):
+        with knowing(template) as (running, _):
+            app: Any = running.server.config.app
+            both = ChatTemplate(template, {}, f"{with_tools}{{{{ tools }}}}")
+            app.state.gateway = replace(app.state.gateway, chat_template=both)
+            answer = post(running, MESSAGE, {"thinking": {"type": "disabled"}, **fields})
+            assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, named), answer.text
+
+
 class Counting(ChatTemplate):
     """A template that counts what is rendered with it."""
 

@@ -200,9 +200,36 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Ins
         assert _status(rest_of(connection)) == 200
 
 
+@pytest.mark.parametrize("pieces", [[b"\r\n"], [b"\r\n\r\n"], [b"\n\n"], [b"\r", b"\n", b"\r\n", b""]])
+def test_empty_lines_before_a_head_do_not_hide_its_offer(alone: Inside, pieces: list[bytes]) -> None:
+    body = b'{"prompt": "a"}'
+    head = _post("connection: Upgrade", "upgrade: h2c", f"content-length: {len(body)}")
+    *first, last = pieces
+    with closing(_connect(alone)) as connection:
+        for _ in range(2):
+            _send(connection, *first, last + head + body)
+            assert _status(_answer(connection)) == 200
+
+
+def test_empty_lines_before_a_head_are_bounded(alone: Inside) -> None:
+    with closing(_connect(alone)) as connection:
+        _send(connection, *[b"\r\n" * 1024] * 40)
+        assert _status(rest_of(connection)) == 431
+
+
+@pytest.mark.parametrize(("version", "answers"), [("1.0", [200]), ("1.1", [100, 200])])
+def test_only_a_client_that_knows_it_is_told_to_continue(alone: Inside, version: str, answers: list[int]) -> None:
+    body = b'{"prompt": "a"}'
+    head = _post("expect: 100-continue", "connection: close", f"content-length: {len(body)}")
+    with closing(_connect(alone)) as connection:
+        _send(connection, head.replace(b"HTTP/1.1", f"HTTP/{version}".encode()), body)
+        assert [int(code) for code in re.findall(rb"^HTTP/1.1 (\d+)", rest_of(connection), re.M)] == answers
+
+
 @given(data=st.data())
 def test_a_head_loses_its_offer_wherever_it_is_cut(data: st.DataObject) -> None:
-    head = b"POST /upgrade: HTTP/1.1\r\nUpGrade: h2c\r\nupgrades: a\r\nx: a\r\n upgrade: b\r\nupgrade:c\r\n\r\n"
+    lines = data.draw(st.sampled_from([b"", b"\r\n", b"\r\n\r\n", b"\n"]))
+    head = lines + b"POST /upgrade: HTTP/1.1\r\nUpGrade: h2c\r\nupgrades: a\r\nx: a\r\n upgrade: b\r\nupgrade:c\r\n\r\n"
     body = b"\nupgrade: of the body\r\n\r\n\nupgrade:"
     whole = head + body
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
@@ -211,7 +238,7 @@ def test_a_head_loses_its_offer_wherever_it_is_cut(data: st.DataObject) -> None:
     for piece in pieces:
         passed += taken.take(piece) if come < len(head) else piece  # the protocol hands on what comes behind a head
         come += len(piece)
-    refused = head.replace(b"UpGrade:", b"refused-upgrade:").replace(b"\nupgrade:c", b"\nrefused-upgrade:c")
+    refused = head.lstrip().replace(b"UpGrade:", b"refused-upgrade:").replace(b"\nupgrade:c", b"\nrefused-upgrade:c")
     assert passed == refused + body
     assert taken.size == len(head)
 

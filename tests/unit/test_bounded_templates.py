@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from inflight.errors import DeploymentError, InvalidRequest
-from inflight.text import bounded_templates
-from inflight.text.bounded_templates import TakesLonger, at_once
+from inflight.text import template_budget
 from inflight.text.chat import ChatTemplate
+from inflight.text.template_budget import TakesLonger, at_once
 
 MESSAGES = [{"role": "user", "content": "a\n" * 1000}]
 DOUBLED = "{% set ns = namespace(s='aaaaaaaa') %}{% for _ in range(60) %}{% set ns.s = OPERATION %}{% endfor %}"
 TWINS = "{% set a = 'a' * 10**6 %}{% set b = 'a' * 999999 + 'b' %}{% set c = b.replace('b', 'a') %}"
+LONG_NUMBER = "{% set n = ('f' * 3500) | int(base=16) %}"
 HOSTILE = {
     "text times a number": "{{ 'a' * 10**10 }}",
     "a number times text": "{{ 10**10 * 'a' }}",
@@ -45,7 +46,6 @@ HOSTILE = {
     "join of a map": "{{ range(100000) | map('center', 100000) | join }}",
     "indent": "{{ messages[0].content | indent(10**6) }}",
     "indent by text": "{{ messages[0].content | indent('a' * 10**6) }}",
-    "wordwrap": "{{ messages[0].content | wordwrap(1, wrapstring='a' * 10**6) }}",
     "plus": DOUBLED.replace("OPERATION", "ns.s + ns.s"),
     "tilde": DOUBLED.replace("OPERATION", "ns.s ~ ns.s"),
     "lists of lists": DOUBLED.replace("OPERATION", "[ns.s, ns.s]"),
@@ -75,19 +75,77 @@ HOSTILE = {
     "test in": f"{TWINS}{{{{ b is in([a] * 10**6) }}}}",
     "test equal": f"{TWINS}{{{{ ([a] * 10**6) is eq([c] * 10**6) }}}}",
     "count in a list": f"{TWINS}{{{{ ([a] * 10**6).count(b) }}}}",
-    "slices": "{% set s = 'a' * 10**8 %}{{ [s[1:], s[2:]] | length }}",
+    "slices": "{% set s = 'a' * 10**6 %}{% for _ in range(99999) %}{% set t = s[1:] %}{% endfor %}",
+    "quotients": f"{LONG_NUMBER}{{% for _ in range(99999) %}}{{{{ n // (n - 1) }}}}{{% endfor %}}",
+    "remainders": f"{LONG_NUMBER}{{% for _ in range(99999) %}}{{{{ n % (n - 1) }}}}{{% endfor %}}",
+    "number of a text": "{{ ('f' * 10**6) | int(base=16) }}",
+    "sum of long numbers": "{% set n = ('f' * 10**4) | int(base=16) %}{{ [n, n] | sum }}",
+    "rounded": "{{ 5 | round(-10**6) }}",
+    "rounded up": "{{ 5 | round(10**6, 'ceil') }}",
+    "key in a format": "{{ '%(a)2000000000d' % {'a': 1} }}",
+    "key with a bracket": "{{ '%((a))2000000000d' % {'(a)': 1} }}",
+    "key with a percent": "{{ '%(a%b)2000000000d' % {'a%b': 1} }}",
+    "precision": "{{ '%.2000000000d' % 1 }}",
+    "many widths": "{{ ('%1000000d' * 99) % (range(99) | list) }}",
+    "precision of a field": "{{ '{:.2000000000f}'.format(1.5) }}",
+    "nested width of a field": "{{ '{:{a}}'.format(1, a='>2000000000') }}",
+    "format of a map": "{{ '{a:>2000000000}'.format_map({'a': 1}) }}",
+    "converted field": "{% set l = ['a' * 10**6] * 10**5 %}{{ '{!r:.1}'.format(l) }}",
+    "fields of a list": "{% set l = ['a' * 10**6] * 10**5 %}{{ '{}'.format(l) }}",
+    "long format": "{{ ('{}' * 10**5).format(*range(10**5)) }}",
+    "separators": "{{ ([1] * 10**5) | tojson(separators=('a' * 10**6, ':')) }}",
+    "separators by place": "{{ ([1] * 10**5) | tojson(false, none, ('a' * 10**6, ':')) }}",
+    "indented by text": "{{ ([1] * 10**5) | tojson(indent='a' * 10**6) }}",
+    "options of the encoder": "{{ [1] | tojson(default=namespace) }}",
+    "join of a text": "{{ ('a' * 10**6) | join('b' * 10**6) }}",
+    "join of keys": "{{ {'a': 1, 'b': 2}.keys() | join('b' * 10**7) }}",
+    "join of values": "{{ (['a' * 10**6] * 10**5) | batch(1) | list | join }}",
+    "keys from a list": "{{ ('a' * 10**6).join({}.fromkeys(range(10**5) | map('string'))) }}",
+    "join of an iterator": "{{ ('a' * 10**6).join(range(10**5) | map('string')) }}",
+    "replace by name": "{{ ('a' * 10**6) | replace(new='b' * 10**6, old='') }}",
+    "center a text": "{{ 'a'.center(10**9, 'b') }}",
+    "indent by many": "{{ ('\n' * 10**6) | indent(width=10**4, first=true, blank=true) }}",
+    "search from the right": "{{ ('a' * 10**6).rfind('a' + 'b' + 'a' * 5 * 10**5) }}",
+    "split from the right": "{{ ('a' * 10**6).rsplit('a' + 'b' + 'a' * 5 * 10**5) }}",
+    "strip": "{{ ('a' * 10**6).strip('b' * 10**6 + 'a') }}",
+    "filter trim": "{{ ('a' * 10**6) | trim('b' * 10**6 + 'a') }}",
+    "parts": "{% for _ in range(99) %}{{ ('a ' * 10**6).split(' ') | length }}{% endfor %}",
+    "groups": "{{ [1] | batch(10**9, 1) | list | length }}",
+    "bytes of a text": "{{ ('a' * 10**6).encode().center(10**10) }}",
+    "bytes of a text by name": "{{ ('a' * 10**6)['encode']().hex() }}",
+    "bytes by a filter": "{{ (('a' * 10**6) | attr('encode'))() }}",
+    "methods of numbers": "{{ (5).to_bytes(10**9, 'big') }}",
+    "methods of markup": "{{ ('<!--' * 10**6) | escape | attr('striptags') | length }}{{ ('<' | safe).striptags() }}",
+    "namespace as text": "{% set ns = namespace(l=['a' * 10**6] * 10**5) %}{{ ns }}",
+    "values as text": "{{ {'a': ['a' * 10**6] * 10**5}.values() }}",
+    "values compared": f"{TWINS}{{{{ b in dict(a=[a] * 10**6).values() | first }}}}",
+    "change of a loop": f"{TWINS}{{% for x in [[a] * 10**6, [c] * 10**6] %}}{{{{ loop.changed(x) }}}}{{% endfor %}}",
+    "keys that collide": "{{ dict(range(0, 10**5 * (2**61 - 1), 2**61 - 1) | batch(2)) | length }}",
+    "values that collide": "{{ range(0, 10**5 * (2**61 - 1), 2**61 - 1) | unique | list | length }}",
+    "range that collides": "{{ range(0, 230584300921369395100000, 2305843009213693951) | list | length }}",
+    "long numbers that are unique": "{{ [123456789012345678901, 1] | unique | list }}",
+    "long numbers as keys": "{{ dict([[123456789012345678901, 1]]) }}",
+    "sort of many": "{{ range(10**5) | sort | length }}",
+    "capitals": "{{ ('ß' * 8 * 10**6).upper() | length }}",
+    "list of characters": "{{ ('a' * 8 * 10**6) | list | length }}",
+    "escaped": "{% for _ in range(999) %}{{ ('<' * 10**6) | escape | length }}{% endfor %}",
+    "long reason": "{{ raise_exception('a' * 10**6) }}{{ 1 // 0 }}",
 }
+REASONS = (
+    r".*(more than [\d.]+|a width above|width of a format from the values|is unsafe|too big|is undefined|"
+    r"unexpected keyword|a{500}$)"
+)
 MOST_S = 2
 """Seconds of the thread's processor time: several times what any case takes, and much less than each took unbounded."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_template_that_does_too_much_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_templates, "RENDER_S", 0.2)
+    monkeypatch.setattr(template_budget, "RENDER_S", 0.2)
     began = time.thread_time()
-    with pytest.raises(InvalidRequest, match="^messages: the chat template refuses them: ") as refused:
+    with pytest.raises(InvalidRequest, match=f"^messages: the chat template refuses them: {REASONS}") as refused:
         ChatTemplate(HOSTILE[name], {}).render(MESSAGES)
-    assert len(str(refused.value)) < 200
+    assert len(str(refused.value)) < 600
     assert time.thread_time() - began < MOST_S
 
 
@@ -117,6 +175,23 @@ def test_a_template_that_is_nested_too_deep_stops_the_start(template: str) -> No
         ChatTemplate(template, {})
 
 
+@pytest.mark.parametrize("name", ["wordwrap", "urlize", "pprint", "striptags", "xmlattr"])
+def test_a_filter_that_is_not_bounded_stops_the_start(name: str) -> None:
+    with pytest.raises(DeploymentError, match=f"^chat template, line 1: No filter named '{name}'"):
+        ChatTemplate(f"{{{{ messages[0].content | {name} }}}}", {})
+
+
+def test_a_template_that_is_too_long_stops_the_start() -> None:
+    with pytest.raises(DeploymentError, match="^chat template: it has 1000000 bytes; the most is 131072$"):
+        ChatTemplate("{{ a }}   " * 100_000, {})
+
+
+def test_constants_of_a_template_are_bounded_together() -> None:
+    began = time.thread_time()
+    ChatTemplate("{{ range(9999) | list | string | length }}" * 3000, {})
+    assert time.thread_time() - began < 30
+
+
 def test_where_others_wait_it_is_given_up_sooner_and_is_no_error() -> None:
     template = ChatTemplate(HOSTILE["two loops"], {})
     with pytest.raises(TakesLonger), at_once():
@@ -127,14 +202,15 @@ def test_where_others_wait_it_is_given_up_sooner_and_is_no_error() -> None:
 
 
 def test_each_rendering_has_its_own_budget() -> None:
-    template = ChatTemplate("{% set s = 'a' * 10**8 %}{{ s | length }}", {})
+    large = "{% for _ in range(20) %}{% set s = 'a' * 5 * 10**6 %}{% endfor %}done"
+    template = ChatTemplate(large, {})
     results: list[str] = []
     threads = [threading.Thread(target=lambda: results.append(template.render(MESSAGES))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == ["100000000"] * 3
+    assert results == ["done"] * 3
 
 
 COMMON = [
@@ -150,6 +226,7 @@ COMMON = [
     "{{ {'a': [1, 2.5, none, true]} | tojson(indent=4) }}{{ messages | tojson }}{{ 'a\nb' | indent(4, true) }}",
     "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}{% call m(1) %}c{% endcall %}{{ m(3) }}",
     "{% for x in [[1, [2]], [3]] recursive %}{{ x if x is not iterable else loop(x) }}{% endfor %}",
+    "{{ 123456789012345678901234567890 }}{{ [123456789012345678901] | first }}{{ 10**18 // 7 }}{{ -(2**62) }}",
     "{% set a, b = 1, 2 %}{{ a }}{{ b }}{{ (1, 2) }}{{ messages[::-1][0].role }}{% if 'a' in ['a'] %}yes{% endif %}",
 ]
 

@@ -16,7 +16,7 @@ from inflight.text.checkpoint import TextConfig
 from inflight.text.output.events import ContentDelta, OutputEvent
 from inflight.text.output.find import FORMATS, find_chat_format
 from inflight.text.output.format import ChatFormat
-from inflight.text.output.markers import Piece
+from inflight.text.output.markers import Marker, Piece
 from inflight.text.output.scanner import join_events
 from inflight.text.output.tools import Tool
 from inflight.text.tokenizer import Tokenizer
@@ -46,13 +46,19 @@ CALLS: list[Call] = [
 ]
 
 
-def read(chat: ChatFormat, pieces: list[Piece], tools: list[Tool] | None = None, opened: bool = False) -> Read:
+def read(
+    chat: ChatFormat,
+    pieces: list[Piece],
+    tools: list[Tool] | None = None,
+    opened: bool = False,
+    cut: bool = False,
+) -> Read:
     """Read an output that comes in these pieces."""
     parser = chat.parser(TOOLS if tools is None else tools, reasoning_open=opened)
     events: list[OutputEvent] = []
     for piece in pieces:
         events += parser.push([piece])
-    return Read.of(events + parser.finish())
+    return Read.of(events + parser.finish(cut))
 
 
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
@@ -125,6 +131,27 @@ def test_a_call_that_breaks_off_keeps_what_has_come(index: int) -> None:
         if found.calls:
             assert complete.startswith(found.calls[0][1])
             assert found.content == ""
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+def test_a_call_that_is_cut_leaves_no_notation_in_the_content(index: int) -> None:
+    """From the delimiter on there is a call or nothing; a name is told once it is known, in one piece or in many."""
+    family, tokenizer = FAMILIES[index], tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    whole_call = pieces_of(chat, tokenizer, family.render(CALLS[:1]))
+    letters: list[Piece] = [one for piece in whole_call for one in (piece if isinstance(piece, str) else [piece])]
+    complete = read(chat, whole_call).calls[0][1]
+    shown = ["" if isinstance(one, Marker) else one for one in letters]
+    for end in range(1, len(letters)):
+        found = read(chat, letters[:end], cut=True)
+        text = "".join(shown[:end])
+        assert read(chat, [text] if text and len(text) == end else letters[:end], cut=True) == found
+        assert [name for name, _ in found.calls] in ([], ["get_weather"])
+        assert all(complete.startswith(arguments) for _, arguments in found.calls)
+        if "get_weather" in text[:-1]:
+            assert found.content == ""
+        if "get_weather" in "".join(shown[: max(0, end - 12)]):
+            assert found.calls
 
 
 _PARTS = (

@@ -204,7 +204,7 @@ def test_a_template_for_tools_is_taken_where_tools_are_given() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert template.render(MESSAGES) == template.render(MESSAGES, {"tools": []}) == "plain"
     assert template.render(MESSAGES, {"tools": [tool], "more": "!"}) == "f!"
-    assert template.uses("more")
+    assert template.chosen([], [{}]).uses("more")
 
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

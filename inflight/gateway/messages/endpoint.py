@@ -73,7 +73,7 @@ async def count_tokens(request: Request) -> Response:
 
 def _chat_fields(gateway: Gateway, asked: MessagesRequest) -> Fields:
     """Return the fields of the chat, with thinking switched on or off where the template can."""
-    template, unmet = gateway.chat_template, []
+    template, unmet = gateway.template_of(asked.chat), []
     if asked.thinks is not None and template is not None and template.uses("enable_thinking"):
         options = {"enable_thinking": asked.thinks, **asked.chat.get("chat_template_kwargs", {})}
         if not same(options["enable_thinking"], asked.thinks):

@@ -42,7 +42,7 @@ async def create_response(request: Request) -> Response:
         job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
         guide_param = asked.names.path(job.guide_param)
         job = replace(job, prompt_param="input", guide_param=guide_param, by_token=asked.log_probs)
-        return asked, fields, job, _Answer(asked, gateway, fields["model"], job)
+        return asked, fields, job, _Answer(asked, gateway, fields, job)
 
     asked, fields, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(fields.ignored)
@@ -57,10 +57,10 @@ async def create_response(request: Request) -> Response:
 class _Answer:
     """The answer to one request."""
 
-    def __init__(self, asked: ResponsesRequest, gateway: Gateway, model: str, job: Job) -> None:
+    def __init__(self, asked: ResponsesRequest, gateway: Gateway, fields: Fields, job: Job) -> None:
         sampling = {"temperature": job.request.temperature, "top_p": job.request.top_p}
-        shown, seals = asked.shown | sampling, asked.seals_reasoning
-        self._writer = ResponseWriter(shown, model, asked.called, seals_reasoning=seals)
+        shown, seals = asked.repeated(fields) | sampling, asked.seals_reasoning
+        self._writer = ResponseWriter(shown, fields["model"], asked.called, seals_reasoning=seals)
         self._entry = partial(chat_entry, names=TokenNames(gateway.tokenizer))
         self._delta = JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=self._entry)
         self._reasoning = ReasoningTokens(job, gateway.tokenizer)

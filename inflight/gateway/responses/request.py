@@ -39,7 +39,7 @@ class ResponsesRequest:
     chat: dict[str, Any]
     """The body of the same chat completion."""
     shown: dict[str, Any]
-    """Fields of the response that repeat the request."""
+    """Fields of the response that repeat the request, but for hints."""
     stream: bool
     log_probs: bool
     seals_reasoning: bool
@@ -50,6 +50,12 @@ class ResponsesRequest:
     """The chat's fields as this request has them, for errors."""
     ignored: tuple[str, ...]
     """Paths of the fields that are not known."""
+
+    def repeated(self, obeyed: Fields) -> dict[str, Any]:
+        """Return the fields of the response that repeat the request, with the hints of its chat that are obeyed."""
+        verbosity = {"verbosity": obeyed["verbosity"]} if "verbosity" in obeyed else {}
+        reasoning = {"effort": obeyed.get("reasoning_effort"), "summary": None}
+        return self.shown | {"reasoning": reasoning, "text": self.shown["text"] | verbosity}
 
 
 def read_request(
@@ -111,7 +117,6 @@ def _value(fields: Fields, name: str, ignored: list[str]) -> JsonValue | None:
 
 def _shown(fields: Fields) -> dict[str, Any]:
     """Return what a response repeats of plain fields, with their defaults."""
-    reasoning = fields.get("reasoning", {})
     return {
         "instructions": fields.get("instructions"),
         "max_output_tokens": fields.get("max_output_tokens"),
@@ -121,7 +126,6 @@ def _shown(fields: Fields) -> dict[str, Any]:
         "presence_penalty": fields.get("presence_penalty", 0.0),
         "frequency_penalty": fields.get("frequency_penalty", 0.0),
         "top_logprobs": fields.get("top_logprobs", 0),
-        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "user": fields.get("user"),
         "safety_identifier": fields.get("safety_identifier"),
         "prompt_cache_key": fields.get("prompt_cache_key"),

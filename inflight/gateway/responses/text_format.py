@@ -16,7 +16,7 @@ class TextFormat:
     chat: dict[str, Any]
     """The fields of chat completions that say so: ``response_format`` and ``verbosity``, if they are asked for."""
     shown: dict[str, Any]
-    """``text`` of the response."""
+    """``text`` of the response, but for the hint."""
 
 
 def read_text_format(text: JsonValue | None) -> TextFormat:
@@ -31,7 +31,7 @@ def read_text_format(text: JsonValue | None) -> TextFormat:
         return TextFormat(chat, shown)
     text.only(("format", "verbosity"))
     if (verbosity := text.get("verbosity")) is not None:
-        chat["verbosity"] = shown["verbosity"] = verbosity.text()
+        chat["verbosity"] = verbosity.text()
     if (form := text.get("format")) is None:
         return TextFormat(chat, shown)
     kind = form.need("type").read(one_of("text", "json_object", "json_schema"))

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from inflight.serve.envoy.paths import GENERATE, INFER, MODEL_PATH
+from inflight.serve.envoy.scripts import REFUSED
 from inflight.serve.envoy.values import SHOULD_RETRY, Config
 
 RETRY_AFTER_S = 2
 """Seconds that a client which is refused for now is told to wait."""
 _LATER = (429, 503)
 _ROUTE_SAYS = "%LOCAL_REPLY_BODY%"
-"""Stands for the text of what refuses: a route with 404, of gRPC's methods and ``infer``, or the script that reads a
-body of ``generate``, with 400."""
+"""Stands for the text of what refuses: a route with 404, of gRPC's methods and ``infer``, or a script with 400, which
+reads a body of ``generate`` or a token's ``sub``."""
 _WORDS = {
     400: "the request is not valid HTTP",
     401: "an API key or a token is needed, as `Authorization: Bearer ...`",
@@ -31,11 +32,13 @@ _BROKE = "the server broke under this request; send it again later"
 """The answer to a request that a server had got when its connection ended: `inflight.client` knows these words."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors that are not of a whole hundred of statuses."""
-_GRPC_STATUS = dict.fromkeys((413, 415, 431), "3")
-"""The status of gRPC, here INVALID_ARGUMENT, where Envoy's own for that of HTTP would say nothing: UNKNOWN."""
+_GRPC_STATUS = dict.fromkeys((400, 413, 415, 431), "3")
+"""The status of gRPC, here INVALID_ARGUMENT, where Envoy's own for that of HTTP would say INTERNAL or UNKNOWN."""
 _GRPC = {"header_filter": {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}}
 _KSERVE_PATHS = {"safe_regex": {"regex": r"/v2([?/](health|models).*)?(\?.*)?"}}
 _KSERVE = {"header_filter": {"header": {"name": ":path", "string_match": _KSERVE_PATHS}}}
+_REFUSED = {"header_filter": {"header": {"name": REFUSED, "present_match": True}}}
+"""A script has refused the request, and says why."""
 
 
 def _at(path: str) -> Config:
@@ -52,6 +55,7 @@ def local_replies(elsewhere: bool) -> Config:
     """
     said = _as_json({"error": _ROUTE_SAYS})
     own = [_mapper(404, [_at(INFER)], said, {}), _mapper(400, [_at(f"{MODEL_PATH}{GENERATE}")], said, {})]
+    own += _of_status(400, _ROUTE_SAYS, elsewhere, _REFUSED)
     broke = _of_status(503, _BROKE, elsewhere, {"response_flag_filter": {"flags": ["UC", "UR"]}})
     others = (one for status, words in _WORDS.items() for one in _of_status(status, words, elsewhere))
     return {"mappers": [*own, *broke, *others]}

@@ -71,17 +71,29 @@ whoever does not know them must not ignore (RFC 7515, 4.1.11), and Envoy does.""
 
 TOKEN_METADATA = "envoy.filters.http.jwt_authn", "token"
 """The metadata in which Envoy's filter for tokens leaves the claims."""
+REFUSED = "x-inflight-refused"
+"""The header of a request that a script refuses in words of its own."""
+_LONGEST_NAME = 4096
+"""Characters of a token's ``sub``, encoded: gRPC carries 8 KiB of headers."""
 TOKEN_NAME = f"""\
 local function escaped(character) return string.format("%%%02X", character:byte()) end
 function envoy_on_request(handle)
   local found = handle:streamInfo():dynamicMetadata():get("{TOKEN_METADATA[0]}")
   local name = found and found["{TOKEN_METADATA[1]}"] and found["{TOKEN_METADATA[1]}"]["sub"]
-  if type(name) == "string" and name ~= "" then
-    handle:headers():replace("{CLIENT}", (name:gsub('[%c "%%\\\\\\128-\\255]', escaped)))
+  if type(name) ~= "string" or name == "" then return end
+  name = name:gsub('[%c "%%\\\\\\128-\\255]', escaped)
+  if #name > {_LONGEST_NAME} then
+    handle:headers():replace("{REFUSED}", "sub")
+    local why = "the token's sub has " .. #name .. " characters, encoded; the most is {_LONGEST_NAME}"
+    return handle:respond({{[":status"] = "400"}}, why)
   end
+  local is_address = name:find("^[%x.:]*$") and name:find("[.:]")
+  if is_address or name:find("^%x*$") and (#name == 16 or #name == 64) then name = name:gsub("^.", escaped) end
+  handle:headers():replace("{CLIENT}", name)
 end
 """
-"""Names the client by its token's ``sub``. What a header or a log cannot carry is percent-encoded."""
+"""Names the client by its token's ``sub``. What a header or a log cannot carry is percent-encoded, and so is the first
+character of what could be another kind of client: an address, or the hash of a key or certificate."""
 
 NAME_IN_BODY = f"""\
 local spaces, key = "[ \\t\\r\\n]*", '"{CLIENT.replace("-", "%-")}"[ \\t\\r\\n]*:'

@@ -176,7 +176,8 @@ class MistralFormat(SectionFormat):
         name = yield from scanner.name(NAME)
         if (yield from scanner.literal("[CALL_ID]")):
             yield from scanner.name(NAME)
-        yield from scanner.literal("[ARGS]")
+        if (yield from scanner.literal("[ARGS]")) and name in tools:
+            scanner.named(name)
         yield from scanner.run(SPACE)
         if name not in tools or not (yield from json_arguments(scanner, name)).started:
             scanner.reject()
@@ -236,6 +237,8 @@ class DeepSeekFormat(SectionFormat):
             yield from scanner.run(SPACE)
             if not (yield from scanner.literal("```json")):
                 return False
+        if name in tools:
+            scanner.named(name)
         yield from scanner.run(SPACE)
         if name not in tools or not (yield from json_arguments(scanner, name)).started:
             return False

@@ -21,8 +21,11 @@ class OutputParser(Protocol):
     def push(self, pieces: list[Piece]) -> list[OutputEvent]:
         """Take the next pieces; return what is settled by them."""
 
-    def finish(self) -> list[OutputEvent]:
-        """End the output; return what was still held back. Nothing comes after it."""
+    def finish(self, cut: bool = False) -> list[OutputEvent]:
+        """End the output; return what was still held back. Nothing comes after it.
+
+        Of a call that was ``cut`` before its arguments began, by a limit of tokens, the name is told if it has come.
+        """
 
     @property
     def has_open_call(self) -> bool:
@@ -120,7 +123,7 @@ class _PlainParser:
     def push(self, pieces: list[Piece]) -> list[OutputEvent]:
         return [ContentDelta(piece) for piece in pieces if isinstance(piece, str) and piece]
 
-    def finish(self) -> list[OutputEvent]:
+    def finish(self, cut: bool = False) -> list[OutputEvent]:
         return []
 
 

@@ -47,6 +47,7 @@ class Gemma4Format(SectionFormat):
         if name not in tools or (yield from scanner.peek()) != "{":
             scanner.reject()
             return
+        scanner.named(name)
         arguments = Arguments(scanner, name)
         arguments.end((yield from _Notation(scanner, arguments, _QUOTE in self._special).read()))
         if not arguments.complete:

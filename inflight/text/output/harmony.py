@@ -144,6 +144,7 @@ class _Messages:
                 return (yield from self._no_message())
             word = _START
         header, channel = "", ""
+        scanner.in_calls = bool(self._tools)  # a header is no content, whatever it would have come to
         while word != _MESSAGE:
             part = yield from scanner.name(_HEADER)
             if word == _START and not role.fullmatch(part):
@@ -156,6 +157,7 @@ class _Messages:
                     break
             else:
                 return (yield from self._no_message())
+        scanner.in_calls = False
         return (yield from self.body(channel, _RECIPIENT.search(header) if "to=" in header else None, "to=" in header))
 
     def body(self, channel: str, recipient: re.Match[str] | None, is_call: bool = False) -> Reading[str | None]:
@@ -163,6 +165,8 @@ class _Messages:
         scanner = self._scanner
         if is_call:
             name = recipient[1] if recipient else ""
+            if name in self._tools:
+                scanner.named(name)
             yield from scanner.run(SPACE)
             if name not in self._tools or not (yield from json_arguments(scanner, name)).started:
                 return (yield from self._no_message())
@@ -187,4 +191,5 @@ class _Messages:
     def _no_message(self) -> Reading[str | None]:
         """Turn what has been read into content, and what follows up to the next message."""
         self._scanner.reject()
+        self._scanner.in_calls = False
         return (yield from self._scanner.until(_ENDS, self._scanner.content))

@@ -95,7 +95,10 @@ class CallReader:
         scanner = self._scanner
         if key in NAMES and self._name is None:
             self._name = yield from read_string(scanner)
-            return self._name in self._known
+            if self._name not in self._known:
+                return False
+            scanner.named(self._name)
+            return True
         if key in ARGUMENTS and not self._complete and self._arguments is None:
             if self._name is not None and (yield from scanner.peek()) == "{":
                 arguments = yield from json_arguments(scanner, self._name)

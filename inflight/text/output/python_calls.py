@@ -69,6 +69,7 @@ def read_python_call(scanner: Scanner, names: frozenset[str]) -> Reading[bool]:
     name = yield from scanner.name(NAME)
     if name not in names or (yield from scanner.peek()) != "(":
         return False
+    scanner.named(name)
     parts: list[str] = []
     if not (yield from scanner.value(PythonArguments(), parts.append)):
         return False

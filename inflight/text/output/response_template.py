@@ -154,12 +154,12 @@ class _TemplateParser:
             self._process(ended=False)
         return self._scanner.events()
 
-    def finish(self) -> list[OutputEvent]:
+    def finish(self, cut: bool = False) -> list[OutputEvent]:
         """End the output; return what was still held back."""
         self._process(ended=True)
         self._add(self._buffer)
         self._buffer = ""
-        if self._field is not None and self._field.name == CALLS:
+        if self._field is not None and self._field.name == CALLS and not cut:
             self._scanner.content("".join(self._raw))
         if not self.in_reasoning:
             self._scanner.end_content()

@@ -53,6 +53,12 @@ class Scanner:
         self._trims = False
         """Whether white space at this place belongs to the format."""
         self._calls = self._complete_calls = 0
+        self._cut = False
+        self._ran_out: int | None = None
+        """The place where the output ended inside of a word that was looked for."""
+        self._named: str | None = None
+        self.in_calls = False
+        """Whether a delimiter of calls has come, and not what ends them."""
 
     @property
     def has_open_call(self) -> bool:
@@ -63,9 +69,9 @@ class Scanner:
         """Add what has come."""
         self._pieces.extend(piece for piece in pieces if piece)
 
-    def end(self) -> None:
-        """Say that no more comes."""
-        self._ended = True
+    def end(self, cut: bool) -> None:
+        """Say that no more comes; ``cut``: though there would have been more."""
+        self._ended, self._cut = True, cut
 
     def events(self) -> list[OutputEvent]:
         """Return the events since the last time, with neighbours of one kind joined."""
@@ -117,6 +123,7 @@ class Scanner:
                 return False
             if not self._refill():
                 if self._pieces or self._ended:
+                    self._ran_out = None if self._pieces else self._place
                     return False
                 yield
 
@@ -229,13 +236,29 @@ class Scanner:
         self._record = [*(self._record or ()), text] if text or self._record is None else self._record
 
     def reject(self) -> None:
-        """Turn what has been recorded into content: it is no call."""
+        """Turn what has been recorded into content: it is no call. What was cut inside of a call is none either."""
         text, self._record = "".join(self._record or ()), None
-        self.content(text)
+        if self._cut_in_call:
+            self._place = len(self._text)
+            if self._named is not None:
+                self.call(self._named)
+        else:
+            self.content(text)
+        self._named = None
+
+    @property
+    def _cut_in_call(self) -> bool:
+        """Whether the output was cut where a call may have gone on."""
+        is_over = not self._pieces and self._place in (len(self._text), self._ran_out)
+        return self._cut and is_over and (self.in_calls or self._named is not None)
+
+    def named(self, name: str) -> None:
+        """Say that what is recorded calls this tool; where the output is cut, that much is known of the call."""
+        self._named = name
 
     def accept(self) -> None:
         """Forget what has been recorded: it belongs to a call."""
-        self._record, self._space, self._trims = None, [], True
+        self._record, self._space, self._trims, self._named = None, [], True, None
 
     def content(self, text: str) -> None:
         """Add text to the answer, but for white space at its end, which may precede a call."""

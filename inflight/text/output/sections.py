@@ -39,9 +39,9 @@ class ReadingParser:
         self._scanner.feed(pieces)
         return self._go_on()
 
-    def finish(self) -> list[OutputEvent]:
+    def finish(self, cut: bool = False) -> list[OutputEvent]:
         """End the output; return what was still held back."""
-        self._scanner.end()
+        self._scanner.end(cut)
         return self._go_on()
 
     @property
@@ -178,7 +178,7 @@ class SectionFormat(ChatFormat):
         starts = self.starts if tools and not is_answer else ()
         while (start := (yield from scanner.until(starts, scanner.content))) is not None:
             scanner.begin("" if start in self._special else start)
-            yield from self.calls(scanner, start, tools)
+            yield from self._calls(scanner, start, tools)
         scanner.end_content()
 
     def _first_call(self, scanner: Scanner, tools: ToolsByName) -> Reading[bool]:
@@ -187,10 +187,15 @@ class SectionFormat(ChatFormat):
         yield from scanner.run(SPACE)
         for start in self.starts if tools else ():
             if (yield from scanner.literal(start)):
-                yield from self.calls(scanner, start, tools)
+                yield from self._calls(scanner, start, tools)
                 return True
         scanner.reject()
         return False
+
+    def _calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
+        scanner.in_calls = True
+        yield from self.calls(scanner, start, tools)
+        scanner.in_calls = False
 
     def open_reasoning(self, scanner: Scanner) -> Reading[None]:
         """Read what else belongs to the delimiter that opens the reasoning."""

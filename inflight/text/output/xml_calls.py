@@ -43,6 +43,7 @@ class XmlCallReader:
         if name not in self._tools or not (yield from scanner.literal(">")):
             scanner.reject()
             return
+        scanner.named(name)
         while True:
             yield from scanner.run(SPACE)
             if (yield from scanner.literal(_END_FUNCTION)):

@@ -23,10 +23,16 @@ LENGTH = 512
 """Tokens of a piece; the first is not guessed."""
 
 
-def pieces(tokenizer: Tokenizer, most: int | None = None) -> list[list[int]]:
-    """Return the text in pieces of ``LENGTH`` tokens, each as the beginning of a text; the rest is left out."""
+def pieces(tokenizer: Tokenizer, most: int | None = None, text: str | None = None) -> list[list[int]]:
+    """Return a text, by default the decisions, in pieces of ``LENGTH`` tokens; each begins as a text, the rest is left.
+
+    Args:
+        tokenizer: of the model.
+        most: how many pieces there are at most.
+        text: what is read.
+    """
     [begin] = tokenizer.encode_batch([""], add_special_tokens=True)
-    [ids] = tokenizer.encode_batch([decisions()])
+    [ids] = tokenizer.encode_batch([decisions() if text is None else text])
     step = LENGTH - len(begin)
     return [begin + ids[first : first + step] for first in range(0, len(ids) - step, step)][:most]
 

@@ -53,10 +53,10 @@ def _result(rows: Sequence[Row]) -> Result:
         "builds",
         "Builds of SmolLM2-135M-Instruct by precision",
         f"Builds that hold their limits (0.5 % of perplexity for 8 bits, 3 % for 4): {', '.join(passed)}. Perplexity "
-        f"is that of {rows[0]['tokens']:,} tokens of held-out prose, as the deployment computes it, beside float32; the "
-        "error is the standard error of the difference. The verdict is the build's own, on its default data; a refused "
-        "one was built again with lenient limits, to be served. TTFT and ITL are of one stream over HTTP, prompts of "
-        "512 tokens and answers of 64 in the mean.",
+        f"is that of {rows[0]['tokens']:,} tokens of held-out prose, as the deployment computes it, beside float32; "
+        "the error is the standard error of the difference. The verdict is the build's own, on its default data; a "
+        "refused one was built again with lenient limits, to be served. TTFT and ITL are of one stream over HTTP, "
+        "prompts of 512 tokens and answers of 64 in the mean.",
         rows,
         caveat="A small model loses more than a large one. Clients and server share the cores.",
     )

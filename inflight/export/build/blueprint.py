@@ -23,7 +23,7 @@ from inflight.export.plan.shape import linears, split_excluded
 from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
 from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
-from inflight.settings.deployment import Deployment, QualitySettings, read_settings, validate
+from inflight.settings.deployment import Deployment, EngineSettings, QualitySettings, read_settings, validate
 from inflight.text.files import read_json
 from inflight.trtllm.arguments import check_positions
 from inflight.trtllm.models import why_unlisted
@@ -224,6 +224,16 @@ def _own_settings(path: Path | None) -> dict[str, Any]:
     if isinstance(adapters := _section(data, "tensorrt_llm").get("lora"), dict):
         data["tensorrt_llm"]["lora"] = {name: absolute(str(place)) for name, place in adapters.items()}
     return data
+
+
+def own_engine(request: BuildRequest) -> EngineSettings:
+    """Return what the user's settings say of the engine; what they do not say has its default.
+
+    Raises:
+        DeploymentError: they say something wrong.
+    """
+    engine = _section(_own_settings(request.settings), "engine")
+    return validate({"model": MODEL, "engine": engine}, "settings").engine
 
 
 def _deployment_settings(

@@ -115,10 +115,14 @@ def build(
 def _print_dry_run(request: BuildRequest, verbose: bool) -> None:
     from inflight.export.build.blueprint import make_blueprint  # PyTorch comes with it, which takes seconds
     from inflight.export.build.dry_run import as_summary, as_text
-    from inflight.export.build.pipeline import known_cpu
+    from inflight.export.build.pipeline import known_cpu, measure_for
     from inflight.export.checkpoint import inspect
 
-    gpu = (known_cpu(request.work) if request.gpu == CPU else None) or find_gpu(request.gpu)
+    if request.gpu == CPU:
+        with _progress() as progress:
+            gpu = known_cpu(request) or measure_for(request, progress)
+    else:
+        gpu = find_gpu(request.gpu)
     blueprint = make_blueprint(request, inspect(request.model), gpu, dry_run=True)
     print(as_text(blueprint) if verbose else as_summary(blueprint), end="")
 

@@ -148,7 +148,8 @@ class Plan:
     pipeline_parallel_size: int
     max_batch_size: int
     batch_limit: str
-    """What keeps the batch from being larger: memory, slo, step (the token budget) or throughput."""
+    """What keeps the batch from being larger: memory, slo, step (the token budget), throughput, or default: as many as
+    the engine runs without a plan."""
     max_tokens_per_step: int
     max_sequence_length: int
     kv_cache_tokens: int

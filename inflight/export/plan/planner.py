@@ -20,6 +20,8 @@ from inflight.export.plan.precision import StoredWeights, resolve_kv_cache, reso
 from inflight.export.plan.roofline import Efficiency, Roofline, Step
 from inflight.export.plan.serving import Serving, steady_batch
 from inflight.export.plan.shape import MAX_GPUS, Parallel, Shape, count_parameters
+from inflight.settings.batching import ON_CPU
+from inflight.settings.kv_cache import TOKENS_PER_SEQUENCE
 
 LARGEST_STEP = 8192
 """TensorRT-LLM's own default of max_num_tokens; more only delays the decodes that share the step."""
@@ -191,8 +193,7 @@ class Candidate:
             return None
         steady = steady_batch(batch)
         capacity = serving.point(steady)
-        wanted = batch * request.longest if self._gpu.is_cpu else None
-        memory = self._memory.layout(self._step_tokens, wanted, batch)
+        memory = self._memory.layout(self._step_tokens, self._wanted_tokens(batch), batch)
         fleet, load = self._fleet(capacity, steady)
         sizes = [*(2**power for power in range((self._most - 1).bit_length())), self._most]
         config = self._shape.config
@@ -228,10 +229,11 @@ class Candidate:
         """Return the token budget of a step: a power of two.
 
         It is the smallest with which prefills are bound by arithmetic twice over, so that a larger one would not be
-        faster, and which does not limit the batch; with an objective for the ITL, no more than keeps the longest gap
-        between two tokens, a step full of prompt tokens, within twice that.
+        faster, and which does not limit the batch; on a CPU, no smaller than the engine's own. With an objective for
+        the ITL, it is no more than keeps the longest gap between two tokens, a step full of prompt tokens, within twice
+        that.
         """
-        tokens = SMALLEST_STEP
+        tokens = ON_CPU.tokens if self._gpu.is_cpu else SMALLEST_STEP
         while tokens < LARGEST_STEP and not self._is_ample(tokens):
             tokens *= 2
         slo = self._request.slo_itl_ms
@@ -256,14 +258,30 @@ class Candidate:
         return min(self._fitting, self._serving.budget_batch, LARGEST_BATCH)
 
     def _choose_batch(self) -> tuple[int, str]:
-        """Return the largest batch to run, and what limits it."""
+        """Return the largest batch to run, and what limits it.
+
+        On a CPU, where no rate or objective says otherwise, it is at least what the engine runs without a plan.
+        """
         most, serving = self._most, self._serving
         limit = "memory" if most == self._fitting else ("step" if most == serving.budget_batch else "throughput")
         batch = serving.largest(most)
         if batch < most:
             limit = "slo"
         worthwhile = _worthwhile(serving, batch)
+        if self._gpu.is_cpu and not self._request.has_load and worthwhile < ON_CPU.sequences <= batch:
+            return ON_CPU.sequences, "default"
         return (worthwhile, "throughput") if worthwhile < batch else (batch, limit)
+
+    def _wanted_tokens(self, batch: int) -> int | None:
+        """Return how many tokens the KV cache is wanted to hold; None: all that fit.
+
+        On a CPU the machine needs memory for others: it is wanted to hold a full batch, as the engine has it without a
+        plan or as the request does, and a sequence as long as the model takes.
+        """
+        if not self._gpu.is_cpu:
+            return None
+        full = batch * max(self._request.longest, TOKENS_PER_SEQUENCE)
+        return max(full, self._shape.config.max_position_embeddings)
 
     def _fleet(self, capacity: Point, steady: float) -> tuple[Fleet, Point | None]:
         """Return the replicas for the rate, what they cost, and what one of them does."""

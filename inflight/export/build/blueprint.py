@@ -19,6 +19,7 @@ from inflight.export.interpreters import TensorRtLlm, find_tensorrt_llm
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan
 from inflight.export.plan.planner import make_plan
+from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.shape import linears, split_excluded
 from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
 from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
@@ -146,7 +147,14 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
 
 
 def _require_quantizable(config: ModelConfig, precision: str) -> None:
-    """Refuse what quantization has not been shown to be right for."""
+    """Refuse what quantization has not been shown to be right for, and rows that its groups do not divide."""
+    group = PRECISIONS[precision].group or 1
+    for linear in linears(config):
+        if linear.inputs % group:
+            raise DeploymentError(
+                f"precision {precision}: {linear.name} has {linear.inputs} inputs, and {group} share a scale; use int8 "
+                "or fp8"
+            )
     if found := unknown_to_quantization(config):
         raise DeploymentError(
             f"precision {precision}: `inflight build` does not quantize models with {', '.join(found)}; bf16 builds it "

@@ -43,7 +43,7 @@ _VOCABULARY = 64
 _BLOCK = 16
 _SEQUENCES, _CONTEXT = 8, 512
 """The sequences that decode while attention is timed, and the tokens of each."""
-_PROMPT = 512
+_PROMPT = 256
 _DRAWN = 4099
 """Numbers that are drawn: no multiple of a row."""
 _EXPONENT_OFFSET = 127
@@ -110,7 +110,7 @@ def _time_products(instruction_set: str, threads: int, kind: _Kind) -> dict[int,
 
 def _time_attention(instruction_set: str, threads: int, number: int, size: int) -> AttentionSpeed:
     """Return the speed of attention with a KV cache of a type of ``size`` bytes, in a model of tiny products."""
-    layers = 8
+    layers = 16
     model = _Model(instruction_set, threads, layers, _shapes(_BLOCK, _BLOCK), _KINDS[0])
     model.use_cache(number, size, _SEQUENCES * (_CONTEXT + _BLOCK) + _PROMPT)
     decoding = model.fastest([(1, _CONTEXT)] * _SEQUENCES, ("attention",))

@@ -89,12 +89,14 @@ class Serving:
         """Return the time to the first token of a long prompt: the rest of the running step, the prompts before it, its
         own chunks.
 
-        The wait for prompts before it is that of an M/M/1 queue whose service is the time that a mean prompt adds.
+        The wait for prompts before it is that of an M/D/1 queue: prompts pass through the steps' token budget one after
+        another, and each takes its share of steps that are full of them.
         """
-        request = self._request
-        added = self._prefill(request.input_tokens, batch) - self._prefill_steps(request.input_tokens, batch) * step_s
-        share = min(rate * max(added, 0.0), 0.999)
-        return step_s / 2 + share / (1 - share) * max(added, 0.0) + self._prefill(request.longest_input, batch)
+        request, room = self._request, max(1.0, self._budget - batch)
+        full = self._time(batch, room, request.input_tokens, room / max(1.0, request.uncached_input)).total
+        served = full * request.uncached_input / room
+        share = min(rate * served, 0.999)
+        return step_s / 2 + share / (2 * (1 - share)) * served + self._prefill(request.longest_input, batch)
 
     def _prefill_steps(self, prompt: int, batch: float) -> int:
         return math.ceil(prompt * (1 - self._request.cache_hit_rate) / max(1.0, self._budget - batch))

@@ -19,6 +19,7 @@ from inflight.engine.native.bindings import NativeError, instruction_sets
 from inflight.errors import DeploymentError, nearest
 from inflight.export.plan.native_measure import measure_native
 from inflight.export.plan.native_speed import NativeSpeed, Positive
+from inflight.export.plan.stopwatch import Stopwatch
 from inflight.machine import Machine
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 from inflight.resources import GPUS, how_to_install
@@ -130,22 +131,6 @@ def find_gpu(name: str) -> Gpu:
     return gpus[name]
 
 
-class Stopwatch:
-    """Measures the seconds since it was made, without those in which the machine ran something else.
-
-    With one thread, the processor time of this process is what the work would take on an idle machine; with several it
-    adds up over the threads, and the clock on the wall is the smaller one.
-    """
-
-    def __init__(self) -> None:
-        self._wall, self._processor = time.perf_counter(), time.process_time()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return min(time.perf_counter() - self._wall, time.process_time() - self._processor)
-
-
 def gpu_here() -> str:
     """Return the name of the table's entry for this machine's GPU; ``cpu`` where there is no NVIDIA driver.
 
@@ -164,7 +149,7 @@ def gpu_here() -> str:
 
 
 def measure_cpu(step: str = "auto", threads: int | None = None, progress: Progress = lambda *_: None) -> Gpu:
-    """Return this machine as a GPU: memory that is free, what the native step does, and what PyTorch does without it.
+    """Return this machine as a GPU: memory that is free, what the native step does, and what PyTorch does.
 
     Takes some seconds. The measurements are of one moment; a calibration carries its own.
 

@@ -27,6 +27,7 @@ from inflight.engine.native.bindings import (
     phase_seconds,
 )
 from inflight.export.plan.native_speed import AttentionSpeed, NativeSpeed
+from inflight.export.plan.stopwatch import Stopwatch
 
 TOKENS = (1, 4, 8, 32)
 """Tokens of the steps that are timed: from four to eight, few rows become many, and from 32 on the rate stays."""
@@ -167,10 +168,11 @@ class _Model:
         self._step(ranges)
         times = []
         for _ in range(_REPEATS):
-            before = phase_seconds(self._handle)
+            before, watch = phase_seconds(self._handle), Stopwatch()
             self._step(ranges)
+            own = watch.own_share
             after = phase_seconds(self._handle)
-            times.append(sum(after[name] - before[name] for name in phases))
+            times.append(own * sum(after[name] - before[name] for name in phases))
         return min(times)
 
     def _step(self, ranges: Sequence[tuple[int, int]]) -> None:

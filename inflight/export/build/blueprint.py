@@ -111,10 +111,13 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
         DeploymentError: it cannot be built, by name.
     """
     keep = _kept(checkpoint, request.keep)
-    plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
+    config = checkpoint.config
+    if gpu.is_cpu and (dtype := own_engine(request).dtype) != "auto":  # of what is not quantized
+        config = replace(config, dtype=dtype)
+    plan = make_plan(config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
     recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep)
     if recipe.precision in SCHEMES:
-        _require_quantizable(checkpoint.config, recipe.precision)
+        _require_quantizable(checkpoint.config, recipe)
     none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
     tools = None if none_needed else find_tensorrt_llm(request.tensorrt_llm_python)
     engine, reasons = _engine(request, gpu, checkpoint.config, dry_run or tools is not None)
@@ -146,19 +149,20 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     return Blueprint(request, checkpoint, plan, recipe, engine, flow, settings, deployment, reasons, tools)
 
 
-def _require_quantizable(config: ModelConfig, precision: str) -> None:
-    """Refuse what quantization has not been shown to be right for, and rows that its groups do not divide."""
-    group = PRECISIONS[precision].group or 1
-    for linear in linears(config):
-        if linear.inputs % group:
-            raise DeploymentError(
-                f"precision {precision}: {linear.name} has {linear.inputs} inputs, and {group} share a scale; use int8 "
-                "or fp8"
-            )
+def _require_quantizable(config: ModelConfig, recipe: Recipe) -> None:
+    """Refuse what quantization has not been shown to be right for, and rows that groups of a scale do not divide."""
+    precision = recipe.precision
     if found := unknown_to_quantization(config):
         raise DeploymentError(
             f"precision {precision}: `inflight build` does not quantize models with {', '.join(found)}; bf16 builds it "
             "as it is, and a checkpoint that is quantized already can be served as it is"
+        )
+    group = PRECISIONS[precision].group
+    uneven = [one for one in split_excluded(config, recipe.keep)[0] if group and one.inputs % group]
+    if uneven:
+        raise DeploymentError(
+            f"precision {precision}: groups of {group} do not divide the {uneven[0].inputs} inputs of "
+            f"{uneven[0].name}; use fp8 or int8"
         )
 
 

@@ -47,16 +47,16 @@ _SEQUENCES, _CONTEXT = 8, 512
 _PROMPT = 256
 _DRAWN = 4099
 """Numbers that are drawn: no multiple of a row."""
-_EXPONENT_OFFSET = 127
-"""Of the exponents of MXFP4."""
+_SCALE, _MXFP4_SCALE = 2.0**-10, 127 - 5
+"""The scale of all weights, such that no number grows from layer to layer; of MXFP4 an exponent, with its offset."""
 
 
 class _Kind(NamedTuple):
     """How weights are given to the library."""
 
     packed: Packed
-    source: int
-    """The library's number of their type."""
+    source: Packed
+    """Their type before they are packed."""
     bits: int
     group: int = 0
     """Inputs that share a scale."""
@@ -75,8 +75,8 @@ _KINDS = (
     _Kind(Packed.INT4_MINIMUMS, Packed.INT4, 4, group=128),
     _Kind(Packed.MXFP4, Packed.MXFP4, 4, group=32),
 )
-_CACHES = {"float32": (0, 4), "bf16": (1, 2), "fp8": (3, 1)}
-"""The library's number for each type of a KV cache, and its bytes per number."""
+_CACHES = {"float32": (Packed.FLOAT32, 4), "bf16": (Packed.BFLOAT16, 2), "fp8": (Packed.E4M3, 1)}
+"""What each KV cache of a plan is for the library, and its bytes per number."""
 
 
 def measure_native(
@@ -91,9 +91,9 @@ def measure_native(
     for done, kind in enumerate(_KINDS):
         progress("measuring this machine", done, total)
         weights[kind.packed.name] = _time_products(instruction_set, threads, kind)
-    for done, (name, (number, size)) in enumerate(_CACHES.items(), len(_KINDS)):
+    for done, (name, (stored, size)) in enumerate(_CACHES.items(), len(_KINDS)):
         progress("measuring this machine", done, total)
-        attention[name] = _time_attention(instruction_set, threads, number, size)
+        attention[name] = _time_attention(instruction_set, threads, stored, size)
     progress("measuring this machine", total, total)
     return NativeSpeed(instruction_set=instruction_set, threads=threads, weights=weights, attention=attention)
 
@@ -109,11 +109,11 @@ def _time_products(instruction_set: str, threads: int, kind: _Kind) -> dict[int,
     return {tokens: layers * of_a_layer / time / 1e9 for tokens, time in seconds.items()}
 
 
-def _time_attention(instruction_set: str, threads: int, number: int, size: int) -> AttentionSpeed:
+def _time_attention(instruction_set: str, threads: int, stored: Packed, size: int) -> AttentionSpeed:
     """Return the speed of attention with a KV cache of a type of ``size`` bytes, in a model of tiny products."""
     layers = 16
     model = _Model(instruction_set, threads, layers, _shapes(_BLOCK, _BLOCK), _KINDS[0])
-    model.use_cache(number, size, _SEQUENCES * (_CONTEXT + _BLOCK) + _PROMPT)
+    model.use_cache(stored, size, _SEQUENCES * (_CONTEXT + _BLOCK) + _PROMPT)
     decoding = model.fastest([(1, _CONTEXT)] * _SEQUENCES, ("attention",))
     prompt = model.fastest([(_PROMPT, 0)], ("attention",))
     read = layers * _SEQUENCES * _CONTEXT * 2 * _KV_HEADS * _HEAD_DIM * size
@@ -154,14 +154,14 @@ class _Model:
         head = Weight(Packed.FLOAT32, Packed.FLOAT32, self._embedding.ctypes.data, _VOCABULARY, hidden)
         call("inflight_set_weight", self._handle, 0, len(shapes), 0, head)
 
-    def use_cache(self, number: int, size: int, tokens: int) -> None:
-        """Keep keys and values of ``tokens``, of the library's type ``number`` and ``size`` bytes each."""
+    def use_cache(self, stored: Packed, size: int, tokens: int) -> None:
+        """Keep keys and values of ``tokens``, in numbers of ``size`` bytes."""
         slots = -(-tokens // _BLOCK) * _BLOCK
         self._cache = np.zeros((self._layers, 2, _KV_HEADS * slots * _HEAD_DIM * size), np.uint8)
         self._scale = np.ones(1, np.float32)
         scales = (self._scale.ctypes.data,) * 2
         caches = [LayerCache(*(part.ctypes.data for part in pair), *scales) for pair in self._cache]
-        call("inflight_set_cache", self._handle, Cache(number, _BLOCK, slots, (LayerCache * self._layers)(*caches)))
+        call("inflight_set_cache", self._handle, Cache(stored, _BLOCK, slots, (LayerCache * self._layers)(*caches)))
 
     def fastest(self, ranges: Sequence[tuple[int, int]], phases: Sequence[str]) -> float:
         """Return the seconds of some phases in the fastest step of ranges: tokens, and how many are before them."""
@@ -191,10 +191,8 @@ def _set_weight(handle: ctypes.c_void_p, layers: int, which: int, outputs: int, 
     """Give all layers one weight."""
     weight = _numbers(outputs * inputs, kind)
     groups = inputs // kind.group if kind.group else 1
-    scales: np.ndarray = np.full((outputs, groups), 2.0**-10, np.float32)
-    if kind.packed is Packed.MXFP4:
-        scales = np.full((outputs, groups), _EXPONENT_OFFSET - 5, np.uint8)
-    minimums = np.zeros((outputs, groups), np.float32)
+    is_mxfp4, minimums = kind.packed is Packed.MXFP4, np.zeros((outputs, groups), np.float32)
+    scales = np.full_like(minimums, _MXFP4_SCALE, np.uint8) if is_mxfp4 else np.full_like(minimums, _SCALE)
     has_minimums = kind.packed in (Packed.INT4_MINIMUMS, Packed.INT8_MINIMUMS)
     given = Weight(
         kind.source, kind.packed, weight.ctypes.data, outputs, inputs, None,

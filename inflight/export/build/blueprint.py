@@ -272,6 +272,8 @@ def _deployment_settings(
         if plan.precision in _DTYPES:  # quantized, it is the checkpoint's own
             settings["engine"]["dtype"] = _DTYPES[plan.precision]
     if engine == "pytorch":
+        if plan.predicted and plan.prefill_chunk_tokens is not None:
+            settings["batching"]["prefill_chunk_tokens"] = plan.prefill_chunk_tokens
         settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
         if plan.kv_cache == "bf16" and plan.precision == "float32":
             settings["kv_cache"]["dtype"] = "bfloat16"

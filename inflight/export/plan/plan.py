@@ -151,6 +151,8 @@ class Plan:
     """What keeps the batch from being larger: memory, slo, step (the token budget), throughput, or default: as many as
     the engine runs without a plan."""
     max_tokens_per_step: int
+    prefill_chunk_tokens: int | None
+    """Prompt tokens of a step in which others decode, at most; None: no more is said of them."""
     max_sequence_length: int
     kv_cache_tokens: int
     kv_cache_blocks: int

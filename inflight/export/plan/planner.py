@@ -20,7 +20,7 @@ from inflight.export.plan.precision import StoredWeights, resolve_kv_cache, reso
 from inflight.export.plan.roofline import Efficiency, Roofline, Step
 from inflight.export.plan.serving import Serving, steady_batch
 from inflight.export.plan.shape import MAX_GPUS, Parallel, Shape, count_parameters
-from inflight.settings.batching import ON_CPU
+from inflight.settings.batching import ON_CPU, affordable_chunk
 from inflight.settings.kv_cache import TOKENS_PER_SEQUENCE
 
 LARGEST_STEP = 8192
@@ -178,7 +178,8 @@ class Candidate:
         self._roofline = Roofline(self._memory.stages, gpu, parallel, self._efficiency)
         self._step_tokens = self._choose_step()
         self._fitting = self._fitting_at(self._step_tokens)
-        self._serving = Serving(self._roofline, request, self._step_tokens)
+        self._chunk = self._choose_chunk()
+        self._serving = Serving(self._roofline, request, self._step_tokens, self._chunk)
 
     @property
     def fits(self) -> bool:
@@ -191,7 +192,7 @@ class Candidate:
         batch, limit = self._choose_batch()
         if batch == 0:
             return None
-        steady = steady_batch(batch)
+        steady = steady_batch(min(batch, self._most))
         capacity = serving.point(steady)
         memory = self._memory.layout(self._step_tokens, self._wanted_tokens(batch), batch)
         fleet, load = self._fleet(capacity, steady)
@@ -209,6 +210,7 @@ class Candidate:
             max_batch_size=batch,
             batch_limit=limit,
             max_tokens_per_step=self._step_tokens,
+            prefill_chunk_tokens=self._chunk,
             max_sequence_length=min(config.max_position_embeddings, memory.kv_tokens),
             kv_cache_tokens=memory.kv_tokens,
             kv_cache_blocks=memory.kv_tokens // request.block_size,
@@ -241,6 +243,15 @@ class Candidate:
             tokens //= 2
         return tokens
 
+    def _choose_chunk(self) -> int | None:
+        """Return the prompt tokens of a step in which others decode, as the engine chooses them on a CPU.
+
+        None: it has no such limit on a GPU, and recurrent layers have one of their own.
+        """
+        if not self._gpu.is_cpu or self._shape.config.recurrent:
+            return None
+        return affordable_chunk(self._prefill_ms(SMALLEST_STEP) / 1000 / SMALLEST_STEP, self._step_tokens)
+
     def _is_ample(self, tokens: int) -> bool:
         serving = Serving(self._roofline, self._request, tokens)
         wanted = _worthwhile(serving, min(self._fitting_at(tokens), LARGEST_BATCH))
@@ -268,8 +279,9 @@ class Candidate:
         if batch < most:
             limit = "slo"
         worthwhile = _worthwhile(serving, batch)
-        if self._gpu.is_cpu and not self._request.has_load and worthwhile < ON_CPU.sequences <= batch:
-            return ON_CPU.sequences, "default"
+        least = min(ON_CPU.sequences, self._fitting)
+        if self._gpu.is_cpu and not self._request.has_load and worthwhile < least:
+            return least, "memory" if least == self._fitting else "default"
         return (worthwhile, "throughput") if worthwhile < batch else (batch, limit)
 
     def _wanted_tokens(self, batch: int) -> int | None:

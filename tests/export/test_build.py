@@ -45,6 +45,7 @@ def test_a_build_is_a_deployment_with_its_manifest_and_report(built: Built, grou
     assert deployment.engine.kind == "pytorch"
     assert deployment.limits.max_sequence_length == load_config(ground / "tiny").max_position_embeddings
     assert deployment.batching.size(on_gpu=False) == ON_CPU
+    assert deployment.batching.prefill_chunk_tokens is not None, "the plan knows how fast a prompt is"
     manifest = read_manifest(built.directory)
     assert manifest.flow == "portable"
     assert manifest.precision == "fp8"

@@ -28,7 +28,7 @@ from inflight.export.plan.shape import Parallel, Shape
 from inflight.export.plan.stored import packed_as
 from inflight.export.quantize.modelopt import SCHEMES
 from inflight.resources import DEMO, ROOT
-from inflight.settings.batching import ON_CPU
+from inflight.settings.batching import ON_CPU, SMALLEST_CHUNK
 from inflight.settings.kv_cache import TOKENS_PER_SEQUENCE
 from inflight.text.files import read_json
 from tests.engine.support.packed_models import published
@@ -130,6 +130,8 @@ def test_a_cpu_runs_as_many_as_serve_does_as_long_as_the_model_takes(precision: 
     plan = _plan(cpu(), precision=precision)
     assert plan.max_batch_size == ON_CPU.sequences
     assert plan.max_tokens_per_step == ON_CPU.tokens
+    assert plan.prefill_chunk_tokens is not None
+    assert SMALLEST_CHUNK <= plan.prefill_chunk_tokens <= ON_CPU.tokens
     assert plan.max_sequence_length == shape("llama-3.1-8b").max_position_embeddings
     assert plan.kv_cache_tokens >= ON_CPU.sequences * TOKENS_PER_SEQUENCE
     assert plan.memory.free > 0, "a machine has others that need memory"
@@ -148,9 +150,10 @@ def test_where_memory_is_short_the_context_is_what_fits() -> None:
 
 def test_an_objective_makes_the_batch_smaller() -> None:
     free = _plan(cpu(), precision="int8")
-    plan = _plan(cpu(), precision="int8", slo_itl_ms=free.capacity.itl_ms / 4)
+    slo = free.curve[1].itl_ms
+    plan = _plan(cpu(), precision="int8", slo_itl_ms=slo)
     assert plan.max_batch_size < free.max_batch_size
-    assert plan.capacity.itl_ms <= free.capacity.itl_ms / 4
+    assert plan.capacity.itl_ms <= slo
     assert _plan(cpu(), precision="int8", rate=free.capacity.requests_per_second / 2).batch_limit == "throughput"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,23 @@ def test_a_quantized_checkpoint_is_as_fast_as_what_it_is_packed_as(name: str, pa
         for gpu in (cpu(), _faster(packed, 3), _faster(Packed.INT8_MINIMUMS, 3))
     )
     assert fast < plain == other
+
+
+def test_each_linear_of_a_checkpoint_has_its_own_speed() -> None:
+    directory = published("awq").directory
+    config = read_shape(directory)
+    stored = stored_weights(directory, config)
+    assert stored is not None
+    mixed = replace(
+        stored, packed={name: Packed.MXFP4 if "mlp" in name else kind for name, kind in stored.packed.items()}
+    )
+    request = PlanRequest(input_tokens=100, output_tokens=20)
+    plain, one, other = (
+        make_plan(config, gpu, request, stored=mixed).unloaded.ttft_ms
+        for gpu in (cpu(), _faster(Packed.MXFP4, 3), _faster(Packed.INT4_MINIMUMS, 3))
+    )
+    assert one < plain
+    assert other < plain
 
 
 def test_what_is_not_quantized_has_the_checkpoint_s_own_type() -> None:

@@ -113,6 +113,7 @@ def _serve(directory: Path, request: dict[str, Any], streams: int, planned: dict
     phases = [
         {"duration_s": seconds, "concurrency": 0, "to_concurrency": streams, "steady": False},
         {"duration_s": max(seconds, _LEAST_S), "concurrency": streams},
+        {"duration_s": seconds, "concurrency": streams, "steady": False},  # who began before this ends beside others
     ]
     data = {"phases": phases, "classes": [{"name": "planned", **lengths}], "drain_s": 10 * seconds}
     scenario = validate_scenario(data, directory, "the plan's load")

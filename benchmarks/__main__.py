@@ -14,6 +14,7 @@ from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
 from benchmarks.native.command import native
 from benchmarks.peers.command import peers
+from benchmarks.planned import planned
 from benchmarks.profile.command import profile
 from benchmarks.published.command import published
 from benchmarks.suite import suite
@@ -32,6 +33,7 @@ for _command in (
     gateway,
     native,
     peers,
+    planned,
     profile,
     published,
     server_commands.pipeline,

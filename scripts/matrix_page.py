@@ -18,7 +18,7 @@ from inflight.engine.recurrent import check_beam_width, check_recurrent
 from inflight.engine.request import Request, check_portable
 from inflight.errors import DeploymentError, InflightError
 from inflight.export.compile.steps import PRECISIONS
-from inflight.export.plan.stored import TENSORS, is_native
+from inflight.export.plan.stored import TENSORS, packed_as
 from inflight.export.quantize.modelopt import SCHEMES
 from inflight.resources import DEMO
 from inflight.sampling import Guide, SamplingParams
@@ -75,7 +75,7 @@ def computes(config: ModelConfig, name: str | None) -> Literal["native", "PyTorc
 
 @functools.cache
 def _is_native(name: str) -> bool:
-    return is_native(held(name), 1024, 1024)
+    return packed_as(held(name), 1024, 1024) is not None
 
 
 _FORMATS_HEAD = """

@@ -31,17 +31,13 @@ from inflight.engine.request import Request
 from inflight.engine.sequence import Sequence
 from inflight.errors import DeploymentError
 from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
-from inflight.settings.batching import ON_CPU, StepSize
+from inflight.settings.batching import ON_CPU, SMALLEST_CHUNK, StepSize, affordable_chunk
 
 log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 8
 _LARGEST_SHARE = 0.15
 """The largest step may take this share of the memory that weights leave, if the engine chooses its size."""
-_CHUNK_S = 0.5
-"""The prefill of a step in which others decode takes about so long at the most, if the engine chooses its size."""
-_SMALLEST_CHUNK = 32
-"""Fewer tokens take hardly less time, as weights are read all the same."""
 _SNAPSHOTS_SHARE = 4
 """Snapshots of states take at most one part in so many of the cache's memory, if the engine chooses their number."""
 _TIMED_TOKENS = 64
@@ -131,7 +127,7 @@ def choose_chunk(config: EngineConfig, compute: Callable[[int], int], recurrent:
     ``compute`` computes about so many tokens of a prompt, and returns how many they were. ``recurrent``: whether there
     are layers that take ``STATE_CHUNK`` tokens at once.
     """
-    smallest = STATE_CHUNK if recurrent else _SMALLEST_CHUNK
+    smallest = STATE_CHUNK if recurrent else SMALLEST_CHUNK
     log.info("timing a prompt of %d tokens, which may take some seconds", _TIMED_TOKENS)
     compute(_TIMED_TOKENS)  # memory is allocated once
     started = time.perf_counter()
@@ -144,11 +140,6 @@ def choose_chunk(config: EngineConfig, compute: Callable[[int], int], recurrent:
         chunk, 1000 * seconds, chunk * seconds,
     )  # fmt: skip
     return replace(config, prefill_chunk_tokens=chunk, automatic=frozenset())
-
-
-def affordable_chunk(seconds: float, most: int, smallest: int = _SMALLEST_CHUNK) -> int:
-    """Return the prefill tokens of a step beside decodes, ``most`` at most, where each takes so many seconds."""
-    return min(most, max(smallest, int(_CHUNK_S / seconds) // smallest * smallest))
 
 
 def full_step(

@@ -85,7 +85,8 @@ def _bytes_in(directory: Path) -> int:
 def _this_machine() -> Gpu | str:
     """Return what this machine computes with; or why that is not known."""
     try:
-        return find_gpu(gpu_here())
+        with _errors.status("measuring this machine"):
+            return find_gpu(gpu_here())
     except DeploymentError as error:
         return str(error)
 

@@ -19,9 +19,18 @@ class StepSize(NamedTuple):
 ON_CPU, ON_GPU = StepSize(32, 512), StepSize(256, 8192)
 """The portable engine's default steps. A CPU's step takes longer with each token; a GPU's takes hardly longer up to
 some hundred."""
+_CHUNK_S = 0.5
+"""The prefill of a step in which others decode takes about so long at the most, where no setting says its size."""
+SMALLEST_CHUNK = 32
+"""Fewer tokens take hardly less time, as weights are read all the same."""
 TENSORRT_LLM_SEQUENCES = 64
 """The default number of sequences that TensorRT-LLM's PyTorch flow runs at once. Its own default is 2,048, and the
 buffers of its sampler have a row for each."""
+
+
+def affordable_chunk(seconds: float, most: int, smallest: int = SMALLEST_CHUNK) -> int:
+    """Return the prefill tokens of a step beside decodes, ``most`` at most, where each takes so many seconds."""
+    return min(most, max(smallest, int(_CHUNK_S / seconds) // smallest * smallest))
 
 
 class BatchingSettings(Section):

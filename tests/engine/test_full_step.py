@@ -17,11 +17,11 @@ from inflight.engine.engine import Engine
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.sequence import Sequence
-from inflight.engine.sizing import affordable_chunk, choose_chunk, full_step, size_step
+from inflight.engine.sizing import choose_chunk, full_step, size_step
 from inflight.engine.speculate.verification import sampling_rows
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
-from inflight.settings.batching import ON_CPU, ON_GPU, StepSize
+from inflight.settings.batching import ON_CPU, ON_GPU, StepSize, affordable_chunk
 from inflight.settings.deployment import validate
 from inflight.settings.speculation import SpeculationSettings
 from inflight.text.tokenizer import Tokenizer

@@ -13,16 +13,18 @@ import pytest
 import yaml
 from torch import nn
 
+from inflight.engine.checkpoint import load_config
 from inflight.engine.quant.linears import QuantizedLinear
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build.blueprint import make_blueprint
-from inflight.export.build.pipeline import weight_bytes
+from inflight.export.build.pipeline import known_cpu, weight_bytes
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import inspect
 from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.manifest import read_manifest
+from inflight.settings.batching import ON_CPU
 from inflight.settings.deployment import load_deployment
 from tests.engine.support.published import config_of
 from tests.export.support.building import LENIENT, Built, run
@@ -41,7 +43,9 @@ def test_a_build_is_a_deployment_with_its_manifest_and_report(built: Built, grou
     assert {"machine", "plan", "quantize", "verify"} == set(built.ran)
     deployment = load_deployment(built.directory)
     assert deployment.engine.kind == "pytorch"
-    assert deployment.limits.max_sequence_length is not None
+    assert deployment.limits.max_sequence_length == load_config(ground / "tiny").max_position_embeddings
+    assert deployment.batching.size(on_gpu=False) == ON_CPU
+    assert deployment.batching.prefill_chunk_tokens is not None, "the plan knows how fast a prompt is"
     manifest = read_manifest(built.directory)
     assert manifest.flow == "portable"
     assert manifest.precision == "fp8"
@@ -240,6 +244,43 @@ def test_what_quantization_was_not_shown_for_is_refused_by_name(
     request = replace(request_of(gpu="h200", precision="fp8", output=tmp_path / "out"), model=model)
     with pytest.raises(DeploymentError, match=f"does not quantize models with {what}[,;]"):
         make_blueprint(request, inspect(model), find_gpu("h200"), dry_run=True)
+
+
+def test_groups_that_do_not_divide_a_row_are_refused_before_anything_runs(
+    request_of: Callable[..., BuildRequest], tmp_path: Path
+) -> None:
+    config = json.loads((request_of().model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
+    request = request_of(model=tmp_path, gpu="h100", precision="int4-awq")
+    named = r"int4-awq: groups of 128 do not divide the 192 inputs of model\.layers\.0\.mlp\.down_proj; use fp8 or int8"
+    with pytest.raises(DeploymentError, match=named):
+        make_blueprint(request, inspect(tmp_path), find_gpu("h100"), dry_run=True)
+    make_blueprint(replace(request, keep=("*down_proj",)), inspect(tmp_path), find_gpu("h100"), dry_run=True)
+
+
+def test_the_machine_is_measured_as_the_settings_have_it_compute(
+    built: Built, request_of: Callable[..., BuildRequest], tmp_path: Path
+) -> None:
+    whole, half = (
+        make_blueprint(request_of(settings=path), inspect(request_of().model), find_gpu("cpu"), dry_run=True).plan
+        for path in (request_of().settings, None)
+    )
+    assert whole.weight_bytes > half.weight_bytes, "what is not quantized is in engine.dtype, float32 in these settings"
+    known = known_cpu(request_of())
+    assert known is not None
+    assert known.native is not None
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(yaml.safe_dump({"engine": {"cpu_step": "pytorch", "dtype": "float32"}, "quality": LENIENT}))
+    request = request_of(settings=settings, precision="float32", output=tmp_path / "out")
+    assert known_cpu(request) is None
+    made, _ = run(request)
+    assert "machine" in made.ran
+    measured = known_cpu(request)
+    assert measured is not None
+    assert measured.native is None
+    settings.write_text("engine: {cpu_step: sse9}")
+    with pytest.raises(DeploymentError, match="engine.cpu_step"):
+        known_cpu(request)
 
 
 @pytest.mark.sweep

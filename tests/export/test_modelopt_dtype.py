@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from inflight.errors import DeploymentError
 from inflight.export.data import Example
 from inflight.export.quantize import modelopt
-from inflight.export.quantize.modelopt import PROBE_TOKENS, QuantizedModel, Recipe, measure_sensitivity
+from inflight.export.quantize.modelopt import PROBE_TOKENS, QuantizedModel, Recipe, joined, measure_sensitivity
 from inflight.export.stages import Journal
 from tests.engine.support.checkpoints import make_checkpoint
 
@@ -41,6 +41,13 @@ def test_a_checkpoint_in_bfloat16_is_written_so_whatever_it_is_computed_in(
     assert tensors["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
     assert {tensor.dtype for name, tensor in tensors.items() if name.endswith("weight_scale")} == {torch.float32}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_rows_are_joined_up_to_512_tokens_and_none_is_lost() -> None:
+    rows = [Example((), tuple(range(length)), chat=False) for length in (200, 300, 12, 1, 600, 5)]
+    found = joined(rows)
+    assert [len(one) for one in found] == [512, 1, 600, 5]
+    assert [token for one in found for token in one] == [token for row in rows for token in row.tokens]
 
 
 def test_one_row_cannot_both_calibrate_and_be_measured(tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from inflight.export.models import judge
-from inflight.export.plan.gpus import cpu_gpu, find_gpu
+from inflight.export.plan.gpus import find_gpu
 from inflight.hub.model_manifest import ModelFile, ModelManifest, now
 from inflight.hub.staging import in_units
 from inflight.resources import ROOT
 from tests.engine.support.adapted import small_checkpoint
 from tests.engine.support.gguf_files import wide_gguf_file
 from tests.engine.support.packed_models import published
-from tests.export.support.planning import SHAPES
+from tests.export.support.planning import SHAPES, cpu
 
-CPU = cpu_gpu(20_000, 20, {"float32": 0.1, "fp16": 0.1})
+CPU = cpu(20_000)
 
 
 def _judge(directory: Path, machine: Any = CPU) -> str:

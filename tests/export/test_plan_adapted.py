@@ -13,18 +13,18 @@ from inflight.cli import app
 from inflight.errors import DeploymentError
 from inflight.export.checkpoint import inspect
 from inflight.export.model_shape import read_shape
-from inflight.export.plan.gpus import cpu_gpu, find_gpu
+from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import DoesNotFit, make_plan, rank
-from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_PYTORCH
+from inflight.export.plan.roofline import AS_MEASURED, ASSUMED_PYTORCH
 from inflight.export.plan.shape import count_parameters, linears
 from inflight.resources import ROOT
 from inflight.trtllm.models import LISTED, why_unlisted
 from tests.engine.support.adapted import small_checkpoint
 from tests.engine.support.driving import load
-from tests.export.support.planning import shape
+from tests.export.support.planning import cpu, shape
 
-CPU = cpu_gpu(20_000, 20, {"float32": 0.1, "fp16": 0.1})
+CPU = cpu(20_000)
 SMALL = PlanRequest(input_tokens=20, output_tokens=8)
 
 
@@ -105,10 +105,11 @@ def test_what_tensorrt_llm_does_not_list_is_planned_for_the_portable_engine() ->
         make_plan(config, find_gpu("l4"), PlanRequest())
 
 
-@pytest.mark.parametrize(("name", "efficiency"), [("qwen3.6-27b", ASSUMED_PYTORCH), ("qwen3-8b", ASSUMED_CPU)])
+@pytest.mark.parametrize(("name", "efficiency"), [("qwen3.6-27b", ASSUMED_PYTORCH), ("qwen3-8b", AS_MEASURED)])
 def test_on_a_cpu_the_speed_is_that_of_what_computes(name: str, efficiency: object) -> None:
-    large = cpu_gpu(200_000, 20, {"float32": 0.1, "fp16": 0.1})
-    assert make_plan(shape(name), large, PlanRequest()).efficiency == efficiency
+    assert make_plan(shape(name), cpu(200_000), PlanRequest()).efficiency == efficiency
+    without = make_plan(shape(name), cpu(200_000, native=None), PlanRequest())
+    assert without.efficiency == ASSUMED_PYTORCH, "no kernels are here"
 
 
 @pytest.mark.parametrize(

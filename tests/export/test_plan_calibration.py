@@ -15,7 +15,7 @@ from inflight.export.plan.gpus import Gpu, cpu_gpu, find_gpu
 from inflight.export.plan.measure import STREAMS, loads, measure
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import make_plan
-from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency
+from inflight.export.plan.roofline import ASSUMED_GPU, ASSUMED_PYTORCH, Efficiency
 from inflight.resources import ROOT
 from tests.engine.support.checkpoints import checkpoint
 from tests.export.support.planning import SHAPES, shape
@@ -66,7 +66,7 @@ def test_what_is_fitted_holds_for_other_loads_and_through_noise(truth: Efficienc
     found = fit(measured.model_copy(update={"rows": rows}))
     other = _made_up(truth, CPU, "float32", OTHER_ROWS, "llama-3.1-8b")
     assert all(abs(one.error) < 0.1 for one in compare(other, found, CPU))
-    assumed = compare(other, ASSUMED_CPU, CPU)
+    assumed = compare(other, ASSUMED_PYTORCH, CPU)
     assert any(abs(one.error) > 0.2 for one in assumed), "without a calibration the prediction would do as well"
 
 

@@ -162,3 +162,26 @@ def test_the_ranking_goes_by_price_and_says_why_a_gpu_cannot() -> None:
     assert "hold 100 requests/s" in reasons["b200"]
     ranked, _ = rank(shape("llama-3.1-70b"), replace(request, gpus=None))
     assert "b200" in [plan.gpu.name for plan in ranked]
+
+
+def test_a_chunk_bounds_the_gap_and_lets_prompts_wait() -> None:
+    """Where prompts come in smaller chunks beside decodes, fewer decode at once, and a first token takes longer."""
+    roofline, request = _roofline("h100"), PlanRequest(input_tokens=1024, output_tokens=128)
+    whole, chunked = Serving(roofline, request, 2048), Serving(roofline, request, 2048, chunk=64)
+    assert chunked.budget_batch == 64 * 128 / 1024 < whole.budget_batch
+    assert chunked.alone() == whole.alone(), "nobody decodes beside it"
+    assert chunked.point(4).itl_ms == pytest.approx(whole.point(4).itl_ms)
+    assert chunked.point(4).ttft_ms > 2 * whole.point(4).ttft_ms
+
+
+def test_a_prompt_waits_for_all_of_those_before_it() -> None:
+    """In half-full steps, those before it take on average half of what one takes (M/D/1), besides the running step."""
+    roofline, request = _roofline("h100"), PlanRequest(input_tokens=1000, output_tokens=100)
+    serving = Serving(roofline, request, 1000, chunk=500)
+    batch = 25.0
+    point = serving.point(batch)
+    full = roofline.time(Step(batch, 1050, 500, 500, 0.5)).total
+    share = point.requests_per_second * 2 * full
+    own = 2 * full
+    wait = share / (2 * (1 - share)) * 2 * full
+    assert point.ttft_ms == pytest.approx(1000 * (wait + own) + point.itl_ms / 2, rel=1e-6)

@@ -14,16 +14,16 @@ from inflight.errors import DeploymentError
 from inflight.export.checkpoint import inspect
 from inflight.export.model_shape import is_quantized, read_shape, stored_weights
 from inflight.export.plan.commands import _answer
-from inflight.export.plan.gpus import cpu_gpu, find_gpu
+from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.plan import Plan, PlanRequest
 from inflight.export.plan.planner import DoesNotFit, make_plan
 from inflight.resources import ROOT
 from tests.engine.support.gguf_files import wide_gguf_file
 from tests.engine.support.packed_models import FORMATS, published
 from tests.engine.test_format_checkpoints import BY_PYTORCH
-from tests.export.support.planning import SHAPES
+from tests.export.support.planning import SHAPES, cpu
 
-CPU = cpu_gpu(80_000, 20, {"float32": 0.1, "fp16": 0.1})
+CPU = cpu()
 PUBLISHED = ROOT / "tests/facts/published_configs"
 
 

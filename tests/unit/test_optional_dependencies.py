@@ -133,7 +133,7 @@ def _hang_up(listening: socket.socket) -> None:
 
 @pytest.mark.proof
 def test_a_command_that_needs_more_says_how_to_install_it(refused: str, tmp_path: Path) -> None:
-    words = ["build", "--model", str(DEMO / "model"), "--precision", "int8", "--output", str(tmp_path / "built")]
+    words = ["build", "--model", str(DEMO / "model"), "--precision", "fp8", "--output", str(tmp_path / "built")]
     command = [sys.executable, "-c", RUN, refused, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,22 @@ INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "amx")
 _LEAST_GAIN = 0.75
 """The speed of products of bfloat16 divided by that of float32's, below which they are not worth having."""
 _MESSAGE_BYTES = 256
+
+
+class Packed(IntEnum):
+    """What the library packs a weight as: ``Type`` in ``native/kernels.h``."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    E4M3 = 3
+    INT4 = 4
+    INT8_COLUMNS = 5
+    INT8_SUMS = 6
+    MXFP4 = 7
+    E4M3_GROUPS = 8
+    INT4_MINIMUMS = 9
+    INT8_MINIMUMS = 10
 
 
 class NativeError(Exception):
@@ -216,3 +233,11 @@ def call(name: str, *arguments: Any) -> Any:
     if message.value:
         raise NativeError(message.value.decode(errors="replace"))
     return result
+
+
+def phase_seconds(model: c_void_p) -> dict[str, float]:
+    """Return the seconds that each phase of a model's steps has taken so far, by its name."""
+    library, most = load_library(), 32
+    seconds = (c_double * most)()
+    count = library.inflight_phases(model, seconds, most)
+    return {library.inflight_phase_name(phase).decode(): seconds[phase] for phase in range(count)}

@@ -18,7 +18,18 @@ from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import KvPool, StoredKv
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.limits import why_not_native
-from inflight.engine.native.bindings import SAMPLE, Cache, LayerCache, NativeError, Range, Step, call, load_library
+from inflight.engine.native.bindings import (
+    SAMPLE,
+    Cache,
+    LayerCache,
+    NativeError,
+    Packed,
+    Range,
+    Step,
+    call,
+    load_library,
+    phase_seconds,
+)
 from inflight.engine.native.outline import LinearPlace, linears_of, spec_of, vectors_of
 from inflight.engine.native.weights import (
     TYPES,
@@ -120,10 +131,7 @@ class NativeModel:
 
     def phases(self) -> dict[str, float]:
         """Return the seconds that each phase of the steps has taken so far, by its name."""
-        library, most = load_library(), 32
-        seconds = (ctypes.c_double * most)()
-        count = library.inflight_phases(self._handle, seconds, most)
-        return {library.inflight_phase_name(phase).decode(): seconds[phase] for phase in range(count)}
+        return phase_seconds(self._handle)
 
     def _take(self, place: LinearPlace, rounded: bool) -> None:
         """Have the library pack a weight, and give up the memory of the original."""
@@ -132,7 +140,7 @@ class NativeModel:
             source = quantized_source(parts, self._dtype)
         else:
             assert isinstance(place.linear, nn.Linear)
-            packed_type = TYPES[torch.int8] if rounded and place.is_rounded else None
+            packed_type = Packed.INT8 if rounded and place.is_rounded else None
             source = plain_source(place.weight(), place.linear.bias, packed_type)
         call("inflight_set_weight", self._handle, place.layer, place.which, place.expert, source.structure())
         give_up(place.linear, self._embedding)

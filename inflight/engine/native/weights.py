@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.native.bindings import NativeError, Weight
+from inflight.engine.native.bindings import NativeError, Packed, Weight
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.formats import MXFP4_BLOCK, pack_int4, to_e4m3
 from inflight.engine.quant.gguf_blocks import Groups
@@ -20,27 +20,24 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn
 """The library's numbers for types; two INT4 are held as uint8."""
 Packing = tuple[str, int, bool] | None
 """A scheme, the size of its groups, and whether they have zero points; None: not quantized."""
-_MXFP4 = 7
 _PACKED = {
-    "FP8": 3,
-    "FP8_BLOCKS": 3,
-    "FP8_BLOCKS_STATIC": 3,
-    "FP8_TOKENS": 3,
-    "W4A16_AWQ": 4,
-    "W4A16_GROUPS": 4,
-    "W4A8_AWQ": 3,
-    "W8A16": 5,
-    "W8A16_GROUPS": 5,
-    "W8A8_SQ_PER_CHANNEL": 6,
-    "W8A8_TOKENS": 6,
-    "MXFP4": _MXFP4,
+    "FP8": Packed.E4M3,
+    "FP8_BLOCKS": Packed.E4M3,
+    "FP8_BLOCKS_STATIC": Packed.E4M3,
+    "FP8_TOKENS": Packed.E4M3,
+    "W4A16_AWQ": Packed.INT4,
+    "W4A16_GROUPS": Packed.INT4,
+    "W4A8_AWQ": Packed.E4M3,
+    "W8A16": Packed.INT8_COLUMNS,
+    "W8A16_GROUPS": Packed.INT8_COLUMNS,
+    "W8A8_SQ_PER_CHANNEL": Packed.INT8_SUMS,
+    "W8A8_TOKENS": Packed.INT8_SUMS,
+    "MXFP4": Packed.MXFP4,
 }
-"""The library's number for what the weights of a scheme are packed as, if rows have one scale, and no zero points."""
-_INT4, _INT8, _INT4_MINIMUMS, _INT8_MINIMUMS = 4, 5, 9, 10
-"""The library's numbers for what integers by groups are packed as."""
-_WITH_MINIMUMS = {_INT4: _INT4_MINIMUMS, _INT8: _INT8_MINIMUMS}
-_IN_GROUPS = {3: 8}
-"""The number instead of another, for scales by groups of inputs."""
+"""What the weights of a scheme are packed as, if rows have one scale, and no zero points."""
+_WITH_MINIMUMS = {Packed.INT4: Packed.INT4_MINIMUMS, Packed.INT8_COLUMNS: Packed.INT8_MINIMUMS}
+_IN_GROUPS = {Packed.E4M3: Packed.E4M3_GROUPS}
+"""What they are packed as instead, for scales by groups of inputs."""
 _GROUPS = (16, 32, 64, 128)
 """Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel. Longer ones
 are taken as several of these, with the same scale."""
@@ -53,7 +50,7 @@ class PackSource:
     """A weight, and what goes with it."""
 
     weight: Tensor
-    packed_type: int
+    packed_type: Packed
     shape: tuple[int, int]
     """Outputs and inputs."""
     bias: Tensor | None
@@ -73,7 +70,8 @@ class PackSource:
         bias, scales, smooth, minimums = (
             None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth, self.minimums)
         )
-        kind = _MXFP4 if self.packed_type == _MXFP4 else TYPES[self.weight.dtype]  # both formats of 4 bits are uint8
+        # Both formats of 4 bits are uint8.
+        kind = Packed.MXFP4 if self.packed_type is Packed.MXFP4 else TYPES[self.weight.dtype]
         return Weight(
             kind, self.packed_type, self.weight.data_ptr(), *self.shape, bias, scales, smooth, self.input_scale,
             self.group, minimums, self.input_group,
@@ -103,7 +101,7 @@ def quantized_parts(name: str, linear: nn.Module) -> list[QuantizedLinear]:
     if len(groups) > 1:
         raise NativeError(f"the parts of {name} have groups of {' and '.join(map(str, sorted(groups)))} inputs")
     _check_groups(name, parts, groups.pop())
-    if _PACKED[one.quant_algo] == _PACKED["W8A8_TOKENS"] and one.weight.shape[1] >= _MOST_SUMMED:
+    if _PACKED[one.quant_algo] is Packed.INT8_SUMS and one.weight.shape[1] >= _MOST_SUMMED:
         raise NativeError(f"{name} has {one.weight.shape[1]} inputs; fewer than {_MOST_SUMMED} are added up")
     return parts
 
@@ -117,9 +115,9 @@ def _check_groups(name: str, parts: list[QuantizedLinear], group: int) -> None:
     zeros = [getattr(part, "zero_point", None) is not None for part in parts]
     if any(zeros) and (packed not in _WITH_MINIMUMS or not all(zeros)):
         raise NativeError(f"{name} has zero points in {one.quant_algo}, or some of its parts have")
-    if packed == _PACKED["W8A8_TOKENS"] and group:
+    if packed is Packed.INT8_SUMS and group:
         raise NativeError(f"{name} has groups of {group} inputs, and rounds inputs to INT8")
-    if packed in (_PACKED["W4A16_AWQ"], _PACKED["W8A16"]) and group and group not in _GROUPS:
+    if packed in _WITH_MINIMUMS and group and group not in _GROUPS:
         raise NativeError(f"{name} has groups of {group} inputs; {', '.join(map(str, _GROUPS))} are computed")
     if any(size and size % _GROUPS[0] and size != one.weight.shape[1] for size in map(_input_group, parts)):
         raise NativeError(f"{name} rounds inputs by groups of {_input_group(one)}; {_GROUPS[0]} must divide them")
@@ -136,11 +134,22 @@ def packing_of(parts: list[QuantizedLinear]) -> Packing:
     return one.quant_algo, group, getattr(one, "zero_point", None) is not None
 
 
-def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | None) -> PackSource:
+def packed_type(parts: list[QuantizedLinear]) -> Packed:
+    """Return what the weights of these parts are packed as; they are in no blocks of GGUF."""
+    one = parts[0]
+    packed = _PACKED[one.quant_algo]
+    if isinstance(one, Int4Fp8Linear) or not _group(one):
+        return packed
+    has_zeros = getattr(one, "zero_point", None) is not None
+    return (_WITH_MINIMUMS if has_zeros else _IN_GROUPS).get(packed, packed)
+
+
+def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: Packed | None) -> PackSource:
     """Return the weight and bias of a linear that is not quantized, to be packed as a type; None: the weight's own."""
     outputs, inputs = weight.shape
     bias = None if bias is None else bias.detach().float().contiguous()
-    return PackSource(weight, TYPES[weight.dtype] if packed_type is None else packed_type, (outputs, inputs), bias)
+    own = Packed(TYPES[weight.dtype])
+    return PackSource(weight, own if packed_type is None else packed_type, (outputs, inputs), bias)
 
 
 def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> PackSource:
@@ -153,12 +162,10 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> PackSo
     minimums = None
     if getattr(one, "zero_point", None) is not None:
         minimums = -scales * torch.cat([_repeated(part, part.zero_point) for part in parts])
-    packed = _PACKED[one.quant_algo]
-    packed = (_IN_GROUPS if minimums is None else _WITH_MINIMUMS).get(packed, packed) if group else packed
     input_scale = float(one.input_scale) if one.round_input else 0.0
     return PackSource(
         weight,
-        packed,
+        packed_type(parts),
         (len(scales), one.weight.shape[1] * (2 if isinstance(one, Mxfp4Linear) else 1)),
         None if one.bias is None else torch.cat([part.bias for part in parts]).float(),
         scales * input_scale if one.round_input else scales,
@@ -186,12 +193,13 @@ def _source_of_blocks(parts: list[GgufLinear]) -> PackSource:
             _by_groups(torch.zeros_like(one.scales) if one.minimums is None else one.minimums, one, size)
             for one in groups
         ])  # fmt: skip
-    shape, packed = (len(weight), weight.shape[1]), _INT8 if minimums is None else _INT8_MINIMUMS
+    shape, kind = (len(weight), weight.shape[1]), Packed.INT8_COLUMNS
     if common.bits == 4 and not shape[0] % 2:  # two rows lie in a byte
         if minimums is not None:
             weight, minimums = weight - 8, minimums + 8 * scales
-        packed, weight = _INT4 if minimums is None else _INT4_MINIMUMS, pack_int4(weight)
+        kind, weight = Packed.INT4, pack_int4(weight)
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts]).float()
+    packed = kind if minimums is None else _WITH_MINIMUMS[kind]
     return PackSource(weight, packed, shape, bias, scales, group=size, minimums=minimums)
 
 

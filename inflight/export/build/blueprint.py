@@ -24,7 +24,7 @@ from inflight.export.plan.shape import grouped, linears, split_excluded
 from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
 from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
-from inflight.settings.deployment import Deployment, QualitySettings, read_settings, validate
+from inflight.settings.deployment import Deployment, EngineSettings, QualitySettings, read_settings, validate
 from inflight.text.files import read_json
 from inflight.trtllm.arguments import check_positions
 from inflight.trtllm.models import why_unlisted
@@ -112,7 +112,10 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
         DeploymentError: it cannot be built, by name.
     """
     keep = _kept(checkpoint, request.keep)
-    plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
+    config = checkpoint.config
+    if gpu.is_cpu and (dtype := own_engine(request).dtype) != "auto":  # of what is not quantized
+        config = replace(config, dtype=dtype)
+    plan = make_plan(config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
     if plan.precision in SCHEMES:
         _require_quantizable(checkpoint.config, plan.precision)
     none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
@@ -158,7 +161,7 @@ def _recipe(plan: Plan, config: ModelConfig, keep: tuple[str, ...], flow: Flow) 
                 "--kv-cache fp8: int8 is not calibrated, and an FP8 cache wants scales; use --kv-cache bf16, or "
                 "kv_cache.dtype int8 in --settings"
             )
-    if flow != "portable" and precision.shortest_group and precision.group < LEAST_GROUP:
+    if flow != "portable" and precision.group < LEAST_GROUP < PRECISIONS[plan.precision].group:
         raise DeploymentError(
             f"precision {precision.name}: the model's linears need groups of {precision.group} inputs, and "
             f"TensorRT-LLM has {LEAST_GROUP} and more; use --engine pytorch or another precision"
@@ -247,6 +250,16 @@ def _own_settings(path: Path | None) -> dict[str, Any]:
     return data
 
 
+def own_engine(request: BuildRequest) -> EngineSettings:
+    """Return what the user's settings say of the engine; what they do not say has its default.
+
+    Raises:
+        DeploymentError: they say something wrong.
+    """
+    engine = _section(_own_settings(request.settings), "engine")
+    return validate({"model": MODEL, "engine": engine}, "settings").engine
+
+
 def _deployment_settings(
     checkpoint: Checkpoint, plan: Plan, recipe: Recipe, engine: str, flow: Flow, own: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -271,6 +284,8 @@ def _deployment_settings(
         if plan.precision in _DTYPES:  # quantized, it is the checkpoint's own
             settings["engine"]["dtype"] = _DTYPES[plan.precision]
     if engine == "pytorch":
+        if plan.predicted and plan.prefill_chunk_tokens is not None:
+            settings["batching"]["prefill_chunk_tokens"] = plan.prefill_chunk_tokens
         settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
         if plan.kv_cache == "bf16" and plan.precision == "float32":
             settings["kv_cache"]["dtype"] = "bfloat16"

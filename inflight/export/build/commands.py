@@ -45,6 +45,9 @@ Settings = Annotated[
     Path | None, typer.Option(help="YAML with keys of deployment.yaml: thresholds, batching, speculation, ...")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="With --dry-run: every figure, command and setting, as YAML.")]
+LayerCosts = Annotated[
+    bool, _layers("--layer-costs", help="Measure what each layer loses; a build that fails does so anyway.")
+]
 TrtLlmPython = Annotated[
     Path | None,
     typer.Option(
@@ -72,16 +75,11 @@ def build(
     held_out_rows: Annotated[int, _data(min=1, help="Rows to measure with.")] = 400,
     recall_prompts: Annotated[int, _data(min=0, help="Long prompts from which a fact is recalled.")] = 48,
     max_length: Annotated[int, _data(min=16, help="Tokens of the longest row or prompt.")] = 2048,
-    keep: Annotated[
-        list[str] | None, _layers(help="Linear layers that stay at 16 bits, by a pattern of their names; repeat.")
-    ] = None,
+    keep: Annotated[list[str] | None, _layers(help="Pattern of linear layers that stay at 16 bits; repeat.")] = None,
     kl_budget: Annotated[
-        float | None,
-        _layers(min=0, help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats)."),
+        float | None, _layers(min=0, help="Keep the most sensitive layers at 16 bits; the rest lose this (nats).")
     ] = None,
-    layer_costs: Annotated[
-        bool, _layers("--layer-costs", help="Measure what each layer loses; a build that fails does so anyway.")
-    ] = False,
+    layer_costs: LayerCosts = False,
     input_tokens: Annotated[int, _load(min=1, help="Mean length of a prompt.")] = 1024,
     output_tokens: Annotated[int, _load(min=1, help="Mean length of an answer.")] = 256,
     rate: Annotated[float | None, _load(help="Requests per second.")] = None,
@@ -122,10 +120,14 @@ def build(
 def _print_dry_run(request: BuildRequest, verbose: bool) -> None:
     from inflight.export.build.blueprint import make_blueprint  # PyTorch comes with it, which takes seconds
     from inflight.export.build.dry_run import as_summary, as_text
-    from inflight.export.build.pipeline import known_cpu
+    from inflight.export.build.pipeline import known_cpu, measure_for
     from inflight.export.checkpoint import inspect
 
-    gpu = (known_cpu(request.work) if request.gpu == CPU else None) or find_gpu(request.gpu)
+    if request.gpu == CPU:
+        with _progress() as progress:
+            gpu = known_cpu(request) or measure_for(request, progress)
+    else:
+        gpu = find_gpu(request.gpu)
     blueprint = make_blueprint(request, inspect(request.model), gpu, dry_run=True)
     print(as_text(blueprint) if verbose else as_summary(blueprint), end="")
 

@@ -14,14 +14,14 @@ import psutil
 import torch
 
 from inflight.errors import DeploymentError
-from inflight.export.build.blueprint import ENGINE, MODEL, READABLE, make_blueprint
+from inflight.export.build.blueprint import ENGINE, MODEL, READABLE, make_blueprint, own_engine
 from inflight.export.build.request import BuildRequest
 from inflight.export.build.write import PAGE, PLAN, require_replaceable, write_deployment
 from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.compile.run import require_tools, run_commands
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet, Example
 from inflight.export.interpreters import detect_machine
-from inflight.export.plan.gpus import CPU, Gpu, find_gpu, measure_cpu
+from inflight.export.plan.gpus import CPU, Gpu, find_gpu, measure_cpu, native_step
 from inflight.export.quantize import modelopt
 from inflight.export.quantize.config_file import write_config
 from inflight.export.quantize.rounding import round_checkpoint
@@ -98,11 +98,11 @@ class Build:
         """Return this machine as a GPU. It is measured once: the next build must find the same figures."""
 
         def work(out: Path) -> str:
-            gpu = measure_cpu()
+            gpu = measure_for(self._request, self._progress)
             (out / _MACHINE).write_text(gpu.model_dump_json(indent=1) + "\n")
             return f"{gpu.title}: {gpu.memory_mib / 1024:.1f} GiB free, {gpu.bandwidth_gb_s:.1f} GB/s"
 
-        measured = self._stages.run("machine", _machine_inputs(), work)
+        measured = self._stages.run("machine", _machine_inputs(self._request), work)
         return Gpu.model_validate_json((measured / _MACHINE).read_text())
 
     def _require_compiler(self) -> None:
@@ -310,21 +310,30 @@ class Build:
         own = {
             "calibration": self._calibration.sha256,
             "length": self._data.calibration_length,
+            "rows": "joined",
             "modelopt": self._machine.versions.modelopt,
         }
         return self._inputs | own | more
 
 
-def known_cpu(work: Path) -> Gpu | None:
-    """Return what an earlier build in ``work`` measured of this machine, if one did."""
-    measured = Stages(work, lambda *_: None).directory("machine", _machine_inputs()) / _MACHINE
+def known_cpu(request: BuildRequest) -> Gpu | None:
+    """Return what an earlier build measured of this machine for the same engine, if one did."""
+    measured = Stages(request.work, lambda *_: None).directory("machine", _machine_inputs(request)) / _MACHINE
     return Gpu.model_validate_json(measured.read_text()) if measured.is_file() else None
 
 
-def _machine_inputs() -> dict[str, Any]:
-    """Return what tells this machine from another."""
-    memory = round(psutil.virtual_memory().total / 2**30)
-    return {"cpu": cpu_model(), "threads": cpu_threads(native=False), "GiB": memory}
+def measure_for(request: BuildRequest, progress: Progress) -> Gpu:
+    """Measure this machine as the engine of a build's deployment will compute on it."""
+    engine = own_engine(request)
+    return measure_cpu(engine.cpu_step, engine.threads, progress)
+
+
+def _machine_inputs(request: BuildRequest) -> dict[str, Any]:
+    """Return what tells this machine, and how the engine computes on it, from another."""
+    engine, memory = own_engine(request), round(psutil.virtual_memory().total / 2**30)
+    step = native_step(engine.cpu_step)
+    threads = engine.threads or cpu_threads(native=step is not None)
+    return {"cpu": cpu_model(), "threads": threads, "GiB": memory, "kernels": step}
 
 
 def weight_bytes(directory: Path) -> int:

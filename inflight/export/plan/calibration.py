@@ -24,7 +24,7 @@ from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
-from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency, Roofline, Step
+from inflight.export.plan.roofline import AS_MEASURED, ASSUMED_GPU, ASSUMED_PYTORCH, Efficiency, Roofline, Step
 from inflight.export.plan.shape import Parallel, Shape
 
 FITTED = ("step_overhead_s", "sequence_overhead_s", "bandwidth", "kv_bandwidth", "compute")
@@ -133,7 +133,8 @@ def fit(measurement: Measurement) -> Efficiency:
     shape = measurement.shape
     steps = [row.step for row in measurement.rows]
     measured = np.array([row.step_ms / 1000 for row in measurement.rows])
-    start = ASSUMED_CPU if measurement.gpu.is_cpu else ASSUMED_GPU
+    gpu = measurement.gpu
+    start = AS_MEASURED if gpu.native else ASSUMED_PYTORCH if gpu.is_cpu else ASSUMED_GPU
 
     def errors(logs: np.ndarray) -> np.ndarray:
         return predicted_seconds(_efficiency(start, logs), measurement.gpu, shape, steps) / measured - 1

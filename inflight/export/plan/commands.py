@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -132,14 +133,15 @@ def _calibrated(
     stored: StoredWeights | None,
 ) -> tuple[Gpu, Efficiency | None]:
     """Return the GPU of a name, and its efficiencies where the measurement is of it."""
-    gpu = find_gpu(name)
+    with _errors.status("measuring this machine") if name == CPU else nullcontext():
+        gpu = find_gpu(name)
     if measurement is None or measurement.gpu.name != gpu.name:
         return gpu, None
     precision = (stored.precision if stored else resolve_precision(request.precision, gpu, config.dtype)).name
     if measurement.precision != precision:
         raise DeploymentError(f"the measurement is in {measurement.precision}, and the plan in {precision}")
     # The shares refer to the peaks of their own day.
-    peaks = {name: getattr(measurement.gpu, name) for name in ("bandwidth_gb_s", "dense_tflops")}
+    peaks = {name: getattr(measurement.gpu, name) for name in ("bandwidth_gb_s", "dense_tflops", "native")}
     return gpu.model_copy(update=peaks), fit(measurement)
 
 

@@ -6,7 +6,7 @@ from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.limits import why_not_native
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.precision import Precision
-from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, ASSUMED_PYTORCH, Efficiency
+from inflight.export.plan.roofline import AS_MEASURED, ASSUMED_GPU, ASSUMED_PYTORCH, Efficiency
 from inflight.trtllm.models import why_unlisted
 
 
@@ -21,13 +21,13 @@ def assumed_efficiency(config: ModelConfig, gpu: Gpu, precision: Precision) -> E
     """Return the efficiencies of what computes a model, until a measurement says better."""
     if not gpu.is_cpu:
         return ASSUMED_GPU
-    return ASSUMED_PYTORCH if _by_pytorch(config, precision) else ASSUMED_CPU
+    return AS_MEASURED if by_native_step(config, gpu, precision) else ASSUMED_PYTORCH
 
 
 def why_unpredicted(config: ModelConfig, gpu: Gpu, precision: Precision, kv_cache: str) -> str | None:
     """Return why no roofline describes how a model is computed; None: one does."""
     if gpu.is_cpu:
-        if not _by_pytorch(config, precision) or not (precision.quantized or _rounds(kv_cache, precision)):
+        if by_native_step(config, gpu, precision) or not (precision.quantized or _rounds(kv_cache, precision)):
             return None
         return (
             "PyTorch computes this model's steps, which decodes quantized weights for each call and adds up in float64 "
@@ -50,6 +50,6 @@ def _rounds(kv_cache: str, precision: Precision) -> bool:
     return kv_cache == "fp8" or (kv_cache == "bf16" and precision.base == 4)
 
 
-def _by_pytorch(config: ModelConfig, precision: Precision) -> bool:
-    """Return whether PyTorch computes the steps on a CPU, and not the native step."""
-    return why_not_native(config) is not None or not precision.by_kernels
+def by_native_step(config: ModelConfig, gpu: Gpu, precision: Precision) -> bool:
+    """Return whether the native step computes a model on a chip; on a CPU, PyTorch does otherwise."""
+    return gpu.native is not None and why_not_native(config) is None and precision.packed is not None

@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from inflight.engine.native.bindings import NativeError, instruction_sets
 from inflight.errors import DeploymentError, nearest
+from inflight.export.plan.native_measure import measure_native
+from inflight.export.plan.native_speed import NativeSpeed, Positive
+from inflight.export.plan.stopwatch import Stopwatch
 from inflight.machine import Machine
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 from inflight.resources import GPUS, how_to_install
@@ -27,10 +30,10 @@ CPU = "cpu"
 
 Arithmetic = Literal["float32", "fp16", "fp8", "int8", "nvfp4"]
 """What a matrix product is computed in; ``fp16`` stands for bfloat16 too."""
-Positive = Annotated[float, Field(gt=0)]
 _COPIED_BYTES = 128 << 20
 """How much is copied: far more than any cache holds."""
 _MATRIX_SIZE = 768
+Progress = Callable[[str, int, int], object]
 _MEASURED_SECONDS = 0.3
 """How long each of the three measurements takes."""
 
@@ -49,6 +52,8 @@ class Gpu(BaseModel):
     """MiB that the driver reports: what plans count with."""
     bandwidth_gb_s: Positive
     """The memory's bandwidth in GB/s (1e9 bytes)."""
+    native: NativeSpeed | None = None
+    """What the native step does, on the machine at hand; None: on a GPU, and where PyTorch computes all steps."""
     dense_tflops: Mapping[Arithmetic, Positive]
     """TFLOP/s without sparsity; a precision that the chip cannot compute is absent."""
     interconnect: str
@@ -126,22 +131,6 @@ def find_gpu(name: str) -> Gpu:
     return gpus[name]
 
 
-class Stopwatch:
-    """Measures the seconds since it was made, without those in which the machine ran something else.
-
-    With one thread, the processor time of this process is what the work would take on an idle machine; with several it
-    adds up over the threads, and the clock on the wall is the smaller one.
-    """
-
-    def __init__(self) -> None:
-        self._wall, self._processor = time.perf_counter(), time.process_time()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return min(time.perf_counter() - self._wall, time.process_time() - self._processor)
-
-
 def gpu_here() -> str:
     """Return the name of the table's entry for this machine's GPU; ``cpu`` where there is no NVIDIA driver.
 
@@ -159,13 +148,18 @@ def gpu_here() -> str:
     )
 
 
-def measure_cpu() -> Gpu:
-    """Return this machine as a GPU: memory that is free, bandwidth of a copy and FLOP/s of a matrix product.
+def measure_cpu(step: str = "auto", threads: int | None = None, progress: Progress = lambda *_: None) -> Gpu:
+    """Return this machine as a GPU: memory that is free, what the native step does, and what PyTorch does.
 
-    Takes about a second. The measurements are of one moment; a calibration carries its own.
+    Takes some seconds. The measurements are of one moment; a calibration carries its own.
+
+    Args:
+        step: ``engine.cpu_step`` of the deployment.
+        threads: ``engine.threads`` of the deployment; None: as many as the engine chooses.
+        progress: told what is measured, how many parts of it are done, and how many there are.
 
     Raises:
-        DeploymentError: PyTorch is missing.
+        DeploymentError: PyTorch is missing, or this processor has not the instruction set.
     """
     try:
         import torch
@@ -173,8 +167,11 @@ def measure_cpu() -> Gpu:
         raise DeploymentError(
             f"cpu: its speed is measured with PyTorch, which comes with: {how_to_install('engine')}"
         ) from None
+    chosen = native_step(step)
+    threads = threads or cpu_threads(native=chosen is not None)
+    native = None if chosen is None else measure_native(chosen, threads, progress)
     before = torch.get_num_threads()
-    torch.set_num_threads(_engine_threads())
+    torch.set_num_threads(threads)
     try:
         source = torch.ones(_COPIED_BYTES // 4)
         target = torch.empty_like(source)
@@ -187,18 +184,25 @@ def measure_cpu() -> Gpu:
     finally:
         torch.set_num_threads(before)
     # A copy reads and writes each byte.
-    return cpu_gpu(psutil.virtual_memory().available / 2**20, 2 * _COPIED_BYTES / copies / 1e9, flops)
+    return cpu_gpu(psutil.virtual_memory().available / 2**20, 2 * _COPIED_BYTES / copies / 1e9, flops, native, threads)
 
 
-def cpu_gpu(memory_mib: float, bandwidth_gb_s: float, tflops: Mapping[Arithmetic, float]) -> Gpu:
+def cpu_gpu(
+    memory_mib: float,
+    bandwidth_gb_s: float,
+    tflops: Mapping[Arithmetic, float],
+    native: NativeSpeed | None = None,
+    threads: int = 1,
+) -> Gpu:
     """Return the machine at hand with these figures."""
-    threads = _engine_threads()
+    by = f", by kernels for {native.instruction_set}" if native is not None else ""
     return Gpu(
         name=CPU,
-        title=f"this machine, {threads} thread{'s' * (threads > 1)} of the portable engine",
+        title=f"this machine, {threads} thread{'s' * (threads > 1)} of the portable engine{by}",
         marketed_gb=memory_mib * 2**20 / 1e9,
         memory_mib=memory_mib,
         bandwidth_gb_s=bandwidth_gb_s,
+        native=native,
         dense_tflops=dict(tflops),
         interconnect="none",
         interconnect_gb_s=0,
@@ -212,13 +216,23 @@ def cpu_gpu(memory_mib: float, bandwidth_gb_s: float, tflops: Mapping[Arithmetic
     )
 
 
-def _engine_threads() -> int:
-    """Return how many threads the portable engine computes with here, unless its deployment says."""
+def native_step(wanted: str = "auto") -> str | None:
+    """Return the instruction set whose kernels compute steps here; None: PyTorch does.
+
+    ``wanted`` is ``engine.cpu_step`` of the deployment.
+
+    Raises:
+        DeploymentError: this processor has not the one that it names.
+    """
     try:
-        native = bool(instruction_sets())
+        found = instruction_sets()
     except (NativeError, OSError):
-        native = False
-    return cpu_threads(native)
+        found = []
+    if wanted == "pytorch" or (wanted == "auto" and not found):
+        return None
+    if wanted != "auto" and wanted not in found:
+        raise DeploymentError(f"engine.cpu_step is {wanted}: no kernels for it are here")
+    return found[0] if wanted == "auto" else wanted
 
 
 def _fastest(work: Callable[[], object]) -> float:

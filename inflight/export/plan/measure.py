@@ -17,7 +17,7 @@ from inflight.engine.engine import Engine
 from inflight.engine.request import Request
 from inflight.errors import DeploymentError, EngineFailure
 from inflight.export.plan.calibration import Measured
-from inflight.export.plan.gpus import Stopwatch
+from inflight.export.plan.stopwatch import Stopwatch
 from inflight.sampling import SamplingParams
 
 STREAMS = (1, 2, 4, 8, 16, 32)

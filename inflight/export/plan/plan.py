@@ -148,8 +148,11 @@ class Plan:
     pipeline_parallel_size: int
     max_batch_size: int
     batch_limit: str
-    """What keeps the batch from being larger: memory, slo, step (the token budget) or throughput."""
+    """What keeps the batch from being larger: memory, slo, step (the token budget), throughput, or default: as many as
+    the engine runs without a plan."""
     max_tokens_per_step: int
+    prefill_chunk_tokens: int | None
+    """Prompt tokens of a step in which others decode, at most; None: no more is said of them."""
     max_sequence_length: int
     kv_cache_tokens: int
     kv_cache_blocks: int

@@ -20,6 +20,8 @@ from inflight.export.plan.precision import StoredWeights, resolve_kv_cache, reso
 from inflight.export.plan.roofline import Efficiency, Roofline, Step
 from inflight.export.plan.serving import Serving, steady_batch
 from inflight.export.plan.shape import MAX_GPUS, Parallel, Shape, count_parameters, grouped
+from inflight.settings.batching import ON_CPU, affordable_chunk
+from inflight.settings.kv_cache import TOKENS_PER_SEQUENCE
 
 LARGEST_STEP = 8192
 """TensorRT-LLM's own default of max_num_tokens; more only delays the decodes that share the step."""
@@ -178,7 +180,8 @@ class Candidate:
         self._roofline = Roofline(self._memory.stages, gpu, parallel, self._efficiency)
         self._step_tokens = self._choose_step()
         self._fitting = self._fitting_at(self._step_tokens)
-        self._serving = Serving(self._roofline, request, self._step_tokens)
+        self._chunk = self._choose_chunk()
+        self._serving = Serving(self._roofline, request, self._step_tokens, self._chunk)
 
     @property
     def fits(self) -> bool:
@@ -191,10 +194,9 @@ class Candidate:
         batch, limit = self._choose_batch()
         if batch == 0:
             return None
-        steady = steady_batch(batch)
+        steady = steady_batch(min(batch, self._most))
         capacity = serving.point(steady)
-        wanted = batch * request.longest if self._gpu.is_cpu else None
-        memory = self._memory.layout(self._step_tokens, wanted, batch)
+        memory = self._memory.layout(self._step_tokens, self._wanted_tokens(batch), batch)
         fleet, load = self._fleet(capacity, steady)
         sizes = [*(2**power for power in range((self._most - 1).bit_length())), self._most]
         config = self._shape.config
@@ -210,6 +212,7 @@ class Candidate:
             max_batch_size=batch,
             batch_limit=limit,
             max_tokens_per_step=self._step_tokens,
+            prefill_chunk_tokens=self._chunk,
             max_sequence_length=min(config.max_position_embeddings, memory.kv_tokens),
             kv_cache_tokens=memory.kv_tokens,
             kv_cache_blocks=memory.kv_tokens // request.block_size,
@@ -230,16 +233,26 @@ class Candidate:
         """Return the token budget of a step: a power of two.
 
         It is the smallest with which prefills are bound by arithmetic twice over, so that a larger one would not be
-        faster, and which does not limit the batch; with an objective for the ITL, no more than keeps the longest gap
-        between two tokens, a step full of prompt tokens, within twice that.
+        faster, and which does not limit the batch; on a CPU, no smaller than the engine's own. With an objective for
+        the ITL, it is no more than keeps the longest gap between two tokens, a step full of prompt tokens, within twice
+        that.
         """
-        tokens = SMALLEST_STEP
+        tokens = ON_CPU.tokens if self._gpu.is_cpu else SMALLEST_STEP
         while tokens < LARGEST_STEP and not self._is_ample(tokens):
             tokens *= 2
         slo = self._request.slo_itl_ms
         while slo is not None and tokens > SMALLEST_STEP and self._prefill_ms(tokens) > _LONGEST_GAP * slo:
             tokens //= 2
         return tokens
+
+    def _choose_chunk(self) -> int | None:
+        """Return the prompt tokens of a step in which others decode, as the engine chooses them on a CPU.
+
+        None: it has no such limit on a GPU, and recurrent layers have one of their own.
+        """
+        if not self._gpu.is_cpu or self._shape.config.recurrent:
+            return None
+        return affordable_chunk(self._prefill_ms(SMALLEST_STEP) / 1000 / SMALLEST_STEP, self._step_tokens)
 
     def _is_ample(self, tokens: int) -> bool:
         serving = Serving(self._roofline, self._request, tokens)
@@ -258,14 +271,31 @@ class Candidate:
         return min(self._fitting, self._serving.budget_batch, LARGEST_BATCH)
 
     def _choose_batch(self) -> tuple[int, str]:
-        """Return the largest batch to run, and what limits it."""
+        """Return the largest batch to run, and what limits it.
+
+        On a CPU, where no rate or objective says otherwise, it is at least what the engine runs without a plan.
+        """
         most, serving = self._most, self._serving
         limit = "memory" if most == self._fitting else ("step" if most == serving.budget_batch else "throughput")
         batch = serving.largest(most)
         if batch < most:
             limit = "slo"
         worthwhile = _worthwhile(serving, batch)
+        least = min(ON_CPU.sequences, self._fitting)
+        if self._gpu.is_cpu and not self._request.has_load and worthwhile < least:
+            return least, "memory" if least == self._fitting else "default"
         return (worthwhile, "throughput") if worthwhile < batch else (batch, limit)
+
+    def _wanted_tokens(self, batch: int) -> int | None:
+        """Return how many tokens the KV cache is wanted to hold; None: all that fit.
+
+        On a CPU the machine needs memory for others: it is wanted to hold a full batch, as the engine has it without a
+        plan or as the request does, and a sequence as long as the model takes.
+        """
+        if not self._gpu.is_cpu:
+            return None
+        full = batch * max(self._request.longest, TOKENS_PER_SEQUENCE)
+        return max(full, self._shape.config.max_position_embeddings)
 
     def _fleet(self, capacity: Point, steady: float) -> tuple[Fleet, Point | None]:
         """Return the replicas for the rate, what they cost, and what one of them does."""

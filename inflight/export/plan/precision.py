@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from inflight.engine.native.bindings import Packed
 from inflight.errors import DeploymentError, nearest
 from inflight.export.plan.gpus import Arithmetic, Gpu
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY, dotted
@@ -24,7 +25,7 @@ class Precision:
     group: int = 0
     """Weights of one row that share a scale; 0: none do."""
     shortest_group: int = 0
-    """How few they may be where ``group`` does not divide a row; 0: it must."""
+    """How few they may be where ``group`` does not divide a row."""
     group_scale: int = 0
     channel_scale: int = 0
     """The size of an output channel's scale."""
@@ -37,8 +38,8 @@ class Precision:
     first_capability: tuple[int, int] = (7, 0)
     instead: str = ""
     """What to use on an older chip."""
-    by_kernels: bool = True
-    """Whether the native step on a CPU multiplies such weights; else PyTorch decodes them for each call."""
+    packed: Packed | None = None
+    """What the native step on a CPU packs such weights as; None: PyTorch decodes them for each call."""
     by_tensorrt_llm: bool = True
     """Whether TensorRT-LLM multiplies such weights on a GPU; else the portable engine decodes them once."""
 
@@ -52,28 +53,31 @@ _FP8 = MINIMUM_COMPUTE_CAPABILITY["fp8"]
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("float32", 4, "float32", base=4),
-        Precision("bf16", 2, "fp16", first_capability=(8, 0), instead="fp16"),
+        Precision("float32", 4, "float32", base=4, packed=Packed.FLOAT32),
+        Precision("bf16", 2, "fp16", first_capability=(8, 0), instead="fp16", packed=Packed.BFLOAT16),
         Precision("fp16", 2, "fp16"),
         Precision(
-            "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=_FP8, instead="int8 or int4-awq"
+            "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=_FP8, instead="int8 or int4-awq",
+            packed=Packed.E4M3,
         ),
         # In TensorRT's engines a row has one scale of four bytes, which is less.
         Precision(
-            "int8", 1, "fp16", group=64, shortest_group=16, group_scale=2, first_capability=(7, 5), instead="fp16"
+            "int8", 1, "fp16", group=64, shortest_group=16, group_scale=2, first_capability=(7, 5), instead="fp16",
+            packed=Packed.INT8_COLUMNS,
         ),
         Precision(
             "int4-awq", 0.5, "fp16", group=128, shortest_group=32, group_scale=2, input_scale=2,
-            first_capability=(8, 0), instead="int8",
+            first_capability=(8, 0), instead="int8", packed=Packed.INT4,
         ),
         Precision(
             "w4a8-awq", 0.5, "fp8", group=128, shortest_group=32, group_scale=2, input_scale=2, tensor_scale=8,
             fp8_kv_cache=True, first_capability=MINIMUM_COMPUTE_CAPABILITY["w4a8-awq"], instead="int4-awq",
+            packed=Packed.E4M3,
         ),
         Precision(
-            "nvfp4", 0.5, "nvfp4", group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,
+            "nvfp4", 0.5, "nvfp4", group=16, shortest_group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,
             first_capability=MINIMUM_COMPUTE_CAPABILITY["nvfp4"],
-            instead=f"fp8 (from compute capability {dotted(_FP8)}) or int4-awq", by_kernels=False,
+            instead=f"fp8 (from compute capability {dotted(_FP8)}) or int4-awq",
         ),
     )
 }  # fmt: skip
@@ -98,12 +102,20 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
             raise DeploymentError(
                 "precision fp16: the portable engine on a CPU computes in bf16 or float32; use one of them"
             )
-        # The native step adds up in float32, or in integers, which takes no longer (docs/performance.md).
-        return replace(precision, arithmetic="float32") if precision.quantized else precision
+        return _on_cpu(precision, checkpoint_dtype) if precision.quantized else precision
     if name == "float32":
         raise DeploymentError(f"precision float32: it is for cpu; use bf16 or fp16 on {gpu.name}")
     require_capability(gpu, precision)
     return precision
+
+
+def _on_cpu(precision: Precision, checkpoint_dtype: str) -> Precision:
+    """Return a quantized precision as a CPU computes it.
+
+    Numbers that are not quantized are bfloat16 if the checkpoint's are, else float32 (``engine.dtype: auto``). PyTorch,
+    where it computes, adds up in float32.
+    """
+    return replace(precision, arithmetic="float32", base=2 if checkpoint_dtype == "bfloat16" else 4)
 
 
 def require_capability(gpu: Gpu, precision: Precision) -> None:
@@ -145,6 +157,8 @@ class StoredWeights:
 
     sizes: Mapping[str, int]
     """The bytes of each quantized linear, with scales and without bias, by the planner's name."""
+    packed: Mapping[str, Packed | None]
+    """What the native step packs each of them as; None: it does not multiply it."""
     precision: Precision
     """What follows for a plan; of its sizes only that of numbers which are not quantized counts."""
 
@@ -154,9 +168,8 @@ class StoredWeights:
         Raises:
             DeploymentError: TensorRT-LLM multiplies such weights, and the chip cannot.
         """
-        if gpu.is_cpu:  # numbers of float16 are held in float32 there (``engine.checkpoint.resolve_dtype``)
-            base = 2 if checkpoint_dtype == "bfloat16" else 4
-            return replace(self, precision=replace(self.precision, arithmetic="float32", base=base))
+        if gpu.is_cpu:
+            return replace(self, precision=_on_cpu(self.precision, checkpoint_dtype))
         if self.precision.by_tensorrt_llm:
             require_capability(gpu, self.precision)
         return self

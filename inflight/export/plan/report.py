@@ -13,6 +13,7 @@ from rich.text import Text
 
 from inflight.export.plan.calibration import Comparison
 from inflight.export.plan.plan import Plan, PlanRequest, Point
+from inflight.export.plan.roofline import AS_MEASURED
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BAD, BLUE, COLOURS, GREEN, GREY, GRID, PURPLE, YELLOW, Bars, Line, Mark, Panel, Panels
 from inflight.report.table import Row, figure, print_table
@@ -23,6 +24,7 @@ _LIMITS = {
     "slo": "a larger batch misses an objective",
     "step": "a larger batch would need more prompt tokens per step than its budget",
     "throughput": "a larger batch brings hardly more throughput",
+    "default": "as many as the engine runs without a plan; more bring hardly more throughput",
 }
 _MEANS = "longer ones than the mean are left out of account: say how long they are by --p95-input and --p95-output"
 _PARTS = {
@@ -148,6 +150,8 @@ def _speeds(plan: Plan) -> dict[str, str]:
     if fleet.usd_per_million_tokens is not None:
         tokens = f"{fleet.usd_per_million_tokens:.3g} USD per million generated tokens"
         texts["price"] = f"{tokens}, {fleet.usd_per_hour:.3g} USD per hour"
+    if plan.efficiency == AS_MEASURED:
+        return texts | {"efficiencies": "each product's, as the kernels were measured on this machine"}
     texts["efficiencies"] = (
         f"{'fitted' if plan.calibrated else 'assumed'}: {efficiency.bandwidth:.0%} of the bandwidth for weights, "
         f"{efficiency.kv_bandwidth:.0%} for the KV cache, {efficiency.compute:.0%} of the peak; "

@@ -2,7 +2,8 @@
 
 A step reads the weights once, whatever its size, so a small batch is bound by the memory's bandwidth and a large one by
 arithmetic (Williams et al., "Roofline", CACM 52(4), 2009). Real kernels reach a share of a datasheet's peak; the shares
-and the overheads are `Efficiency`: assumed, or fitted to measurements (see ``calibration``).
+and the overheads are `Efficiency`: assumed, or fitted to measurements (see ``calibration``). The native step on a CPU
+has no datasheet: its rooflines are what it was measured to do (``native_speed``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inflight.export.plan.gpus import Arithmetic, Gpu
+from inflight.export.plan.native_speed import NativeSpeed
 from inflight.export.plan.shape import Parallel
 from inflight.export.plan.stage import Stage
 
@@ -38,12 +40,10 @@ class Efficiency:
 ASSUMED_GPU = Efficiency(bandwidth=0.8, kv_bandwidth=0.7, compute=0.6, step_overhead_s=0.5e-3, sequence_overhead_s=5e-6)
 """For TensorRT-LLM with CUDA graphs, until a measurement says better. Matrix-vector kernels reach 75 to 85 % of the
 bandwidth, large matrix products 55 to 70 % of the dense peak."""
-ASSUMED_CPU = Efficiency(
-    bandwidth=0.9, kv_bandwidth=0.45, compute=0.63, step_overhead_s=1e-4, sequence_overhead_s=65e-6
-)
-"""For the portable engine with its own kernels, close to what docs/results/plan and docs/results/native have measured
-with AVX2."""
-ASSUMED_PYTORCH = replace(ASSUMED_CPU, bandwidth=0.43)
+AS_MEASURED = Efficiency(bandwidth=1, kv_bandwidth=1, compute=1, step_overhead_s=2e-3, sequence_overhead_s=2e-4)
+"""For the portable engine with its own kernels, whose speeds are measured on the machine itself. The overheads are
+those of a server whose stages share two cores with the threads that compute (docs/results/plan)."""
+ASSUMED_PYTORCH = replace(AS_MEASURED, bandwidth=0.43, kv_bandwidth=0.45, compute=0.63)
 """For the portable engine where PyTorch computes the steps: docs/adapter.md has it decode at 0.47 to 0.66 of the speed
 of the kernels, and compute prompts as fast."""
 
@@ -111,7 +111,19 @@ class Roofline:
         return StepTime(**{name: seconds * count for name, seconds in vars(slowest).items()})
 
     def _stage_time(self, stage: Stage, step: Step) -> StepTime:
-        """Linear layers, attention and lm_head follow one another: each is bound by bandwidth or by arithmetic.
+        """Linear layers, attention and lm_head follow one another: each is bound by bandwidth or by arithmetic."""
+        efficiency, samples = self.efficiency, step.decodes + step.prefill_ends
+        native = self.gpu.native if stage.head_packed is not None else None
+        parts = self._by_datasheet(stage, step) if native is None else self._as_measured(native, stage, step)
+        return StepTime(
+            overhead=efficiency.step_overhead_s + efficiency.sequence_overhead_s * samples,
+            bandwidth=sum(move for move, _ in parts),
+            compute=sum(compute for _, compute in parts),
+            communication=self._communication(stage, step.decodes + step.prefill_tokens),
+        )
+
+    def _by_datasheet(self, stage: Stage, step: Step) -> list[tuple[float, float]]:
+        """Return the seconds of each part by what binds it: bandwidth, or arithmetic.
 
         Decodes read their whole context; a prefill's keys and values stay on the chip while its queries pass.
         """
@@ -120,7 +132,7 @@ class Roofline:
         peak = self.gpu.bandwidth_gb_s * 1e9
         weight_rate, kv_rate = peak * efficiency.bandwidth, peak * efficiency.kv_bandwidth
         plain_rate = self._flop_rate(stage.head_arithmetic)
-        linear_seconds = sum(flops / self._flop_rate(kind) for kind, flops in stage.flops_per_token.items())
+        linear_seconds = sum(one.flops / self._flop_rate(one.arithmetic) for one in stage.linears)
         read = step.decodes * stage.attended_bytes(step.context)
         kv_bytes = read + tokens * stage.kv_token_bytes  # read and written
         work = step.decodes * stage.attention_flops(step.context)
@@ -130,12 +142,32 @@ class Roofline:
             (kv_bytes / kv_rate, work / plain_rate),
             (stage.head_bytes / weight_rate if samples else 0.0, samples * stage.head_flops / plain_rate),
         ]
-        return StepTime(
-            overhead=efficiency.step_overhead_s + efficiency.sequence_overhead_s * samples,
-            bandwidth=sum(move for move, compute in parts if move >= compute),
-            compute=sum(compute for move, compute in parts if move < compute),
-            communication=self._communication(stage, tokens),
-        )
+        return [(move, 0.0) if move >= compute else (0.0, compute) for move, compute in parts]
+
+    def _as_measured(self, native: NativeSpeed, stage: Stage, step: Step) -> list[tuple[float, float]]:
+        """Return the seconds of each part: those that one token would take too, and those of more tokens.
+
+        An expert multiplies its share of the tokens, of those steps that read it.
+        """
+        samples, tokens = step.decodes + step.prefill_ends, step.decodes + step.prefill_tokens
+        products = [
+            (one.packed, one.bytes * read, tokens * one.share / read)
+            for one in stage.linears
+            if tokens and (read := one.read_share(tokens))
+        ]
+        if samples:
+            products.append((stage.head_packed, stage.head_bytes, samples))
+        attention = native.attention[stage.kv_cache]
+        read = step.decodes * stage.attended_bytes(step.context)
+        work = step.prefill_tokens * stage.attention_flops(step.prefill_context)
+        seconds = [(read / (attention.read_gb_s * 1e9) / self.efficiency.kv_bandwidth, 0.0)]
+        seconds.append((0.0, work / (attention.tflops * 1e12) / self.efficiency.compute))
+        for packed, size, rows in products:
+            assert packed is not None
+            once = native.seconds(packed, size, 1)
+            more = native.seconds(packed, size, rows) - once
+            seconds.append((once / self.efficiency.bandwidth, more / self.efficiency.compute))
+        return seconds
 
     def _communication(self, stage: Stage, tokens: float) -> float:
         """Two all-reduces per layer, and a hand-over per stage.

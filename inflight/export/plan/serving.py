@@ -11,6 +11,8 @@ from inflight.export.plan.roofline import Roofline, Step, StepTime
 P95_SIGMAS = 1.645
 """The running sequences are close to Poisson distributed (M/G/infinity): 95 % of the time no more than the mean and so
 many of its square roots."""
+_FULL = 0.98
+"""The share of the steps' room for prompts beyond which they count as full: the wait has no bound any more."""
 
 
 class Serving:
@@ -21,14 +23,18 @@ class Serving:
     whole step, its time t, and by Little's law (B = rate x output_tokens x t) the rate that it sustains.
     """
 
-    def __init__(self, roofline: Roofline, request: PlanRequest, max_tokens_per_step: int) -> None:
+    def __init__(
+        self, roofline: Roofline, request: PlanRequest, max_tokens_per_step: int, chunk: int | None = None
+    ) -> None:
+        """``chunk``: prompt tokens of a step in which others decode, at most; None: as many as it has room for."""
         self._roofline, self._request, self._budget = roofline, request, max_tokens_per_step
+        self._chunk = chunk or max_tokens_per_step
 
     @property
     def budget_batch(self) -> int:
-        """The largest batch whose share of prompt tokens is within the token budget of a step."""
-        request = self._request
-        return max(1, int(self._budget * request.output_tokens / (request.output_tokens + request.uncached_input)))
+        """The largest batch whose share of prompt tokens a step has room for."""
+        answer, prompt = self._request.output_tokens, self._request.uncached_input
+        return max(1, int(min(self._budget * answer / (answer + prompt), self._chunk * answer / prompt)))
 
     def requests_per_second(self, batch: float) -> float:
         """Return the rate that the steady state sustains in which ``batch`` sequences decode."""
@@ -89,15 +95,21 @@ class Serving:
         """Return the time to the first token of a long prompt: the rest of the running step, the prompts before it, its
         own chunks.
 
-        The wait for prompts before it is that of an M/M/1 queue whose service is the time that a mean prompt adds.
+        The wait for prompts before it is that of an M/D/1 queue: prompts pass through the steps' token budget one after
+        another, and each takes its share of steps that are full of them.
         """
-        request = self._request
-        added = self._prefill(request.input_tokens, batch) - self._prefill_steps(request.input_tokens, batch) * step_s
-        share = min(rate * max(added, 0.0), 0.999)
-        return step_s / 2 + share / (1 - share) * max(added, 0.0) + self._prefill(request.longest_input, batch)
+        request, room = self._request, self._room(batch)
+        full = self._time(batch, room, request.input_tokens, room / max(1.0, request.uncached_input)).total
+        served = full * request.uncached_input / room
+        share = min(rate * served, _FULL)
+        return step_s / 2 + share / (2 * (1 - share)) * served + self._prefill(request.longest_input, batch)
+
+    def _room(self, batch: float) -> float:
+        """Return the prompt tokens that a step has room for in which ``batch`` sequences decode."""
+        return max(1.0, min(self._budget - batch, self._chunk if batch else self._budget))
 
     def _prefill_steps(self, prompt: int, batch: float) -> int:
-        return math.ceil(prompt * (1 - self._request.cache_hit_rate) / max(1.0, self._budget - batch))
+        return math.ceil(prompt * (1 - self._request.cache_hit_rate) / self._room(batch))
 
     def _prefill(self, prompt: int, batch: float) -> float:
         """Return the seconds of the steps that compute a prompt, with ``batch`` sequences decoding in them."""

@@ -6,7 +6,7 @@ Everything here follows from ``config.json``; no weights are read.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,12 +15,14 @@ from typing import Literal
 
 from inflight.engine.models.architectures import ARCHITECTURES
 from inflight.engine.models.config import AttentionConfig, ExpertsConfig, Matrix, ModelConfig
+from inflight.engine.models.limits import why_not_native
 from inflight.engine.models.naming import CheckpointNames
+from inflight.engine.native.bindings import Packed
 from inflight.errors import DeploymentError
 from inflight.export.plan import attention, delta_net
 from inflight.export.plan.gpus import Arithmetic
 from inflight.export.plan.precision import Precision, StoredWeights
-from inflight.export.plan.stage import AttentionWork, Stage
+from inflight.export.plan.stage import AttentionWork, LinearWork, Stage
 
 GPUS_PER_MACHINE = 8
 """Tensor parallelism stays within a machine: its all-reduces, two per layer, need the fast interconnect."""
@@ -91,7 +93,7 @@ def grouped(precision: Precision, config: ModelConfig, excluded: tuple[str, ...]
     Raises:
         DeploymentError: none does; a linear is named.
     """
-    if not precision.shortest_group:
+    if not precision.group:
         return precision
     quantized, _ = split_excluded(config, excluded)
     size, shortest = precision.group, precision.shortest_group
@@ -100,7 +102,8 @@ def grouped(precision: Precision, config: ModelConfig, excluded: tuple[str, ...]
     odd = next((one for one in quantized if one.inputs % size), None)
     if odd is not None:
         raise DeploymentError(
-            f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {shortest} must divide them"
+            f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {size} must divide them; "
+            "fp8 has no groups"
         )
     return replace(precision, group=size)
 
@@ -274,16 +277,16 @@ class Shape:
 
     def _stage(self, parallel: Parallel, layers: range, first: bool, last: bool) -> Stage:
         config, base, tensor = self.config, self.precision.base, parallel.tensor
-        flops: dict[Arithmetic, float] = defaultdict(float)
-        sizes: Counter[float] = Counter()  # bytes, by the share of tokens
-        plain: Arithmetic = "float32" if base == 4 else "fp16"
+        plain, plain_packed = self._plain
+        sizes: defaultdict[tuple[Arithmetic, Packed | None, float], float] = defaultdict(float)
+        flops: defaultdict[tuple[Arithmetic, Packed | None, float], float] = defaultdict(float)
         for linear, size in self._sizes.items():
             if linear.layer in layers:
-                sizes[linear.share] += linear.parameters * base if size is None else size
-                kind = plain if size is None else self.precision.arithmetic
-                flops[kind] += 2 * linear.weights * linear.share
+                kind = (plain, plain_packed) if size is None else (self.precision.arithmetic, self._packed(linear))
+                sizes[*kind, linear.share] += linear.parameters * base if size is None else size
+                flops[*kind, linear.share] += 2 * linear.weights * linear.share
         embedding, head = (count * base / tensor for count in _tables(config))
-        sizes[1.0] += norm_parameters(config, layers) * base * tensor  # each GPU has them all
+        sizes[plain, plain_packed, 1.0] += norm_parameters(config, layers) * base * tensor  # each GPU has them all
         own = [one for layer, one in config.attention.items() if layer in layers]
         states = [one for layer, one in config.recurrent.items() if layer in layers]
         extra = sum(_per_layer_embedding(config)) * base
@@ -301,14 +304,33 @@ class Shape:
             state_bytes=sum(delta_net.state_bytes(one, base) for one in states) / tensor,
             state_flops=sum(delta_net.state_flops(one) for one in states) / tensor,
             weight_bytes=round(sum(sizes.values()) / tensor + table + (first and not both) * embedding + first * extra),
-            linear_bytes={share: size / tensor for share, size in sizes.items()},
+            linears=tuple(LinearWork(*kind, size / tensor, flops[kind] / tensor) for kind, size in sizes.items()),
             head_bytes=table,
-            flops_per_token={kind: count / tensor for kind, count in flops.items()},
             head_arithmetic=plain,
+            head_packed=plain_packed,
             head_flops=2 * config.vocab_size * config.hidden_size / tensor * last,
             hidden_bytes=config.hidden_size * base,
+            kv_cache=self.kv_cache,
             free_windows=self.free_windows,
         )
+
+    @property
+    def _plain(self) -> tuple[Arithmetic, Packed | None]:
+        """What is not quantized is computed in, and what the native step packs it as."""
+        full = self.precision.base == 4
+        packed = Packed.FLOAT32 if full else Packed.BFLOAT16
+        return "float32" if full else "fp16", packed if self._by_native_step else None
+
+    def _packed(self, linear: Linear) -> Packed | None:
+        """Return what the native step packs a linear as that is quantized."""
+        if not self._by_native_step:
+            return None
+        return self.precision.packed if self.stored is None else self.stored.packed[linear.name]
+
+    @property
+    def _by_native_step(self) -> bool:
+        """Whether the native step computes the model, where there is one."""
+        return self.precision.packed is not None and why_not_native(self.config) is None
 
     @cached_property
     def _sizes(self) -> Mapping[Linear, int | None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from inflight.engine.native.bindings import Packed
 from inflight.export.plan.gpus import Arithmetic
 
 
@@ -23,6 +24,27 @@ class AttentionWork:
 
 
 @dataclass(frozen=True)
+class LinearWork:
+    """What linear layers take that are computed alike, on one GPU."""
+
+    arithmetic: Arithmetic
+    packed: Packed | None
+    """What the native step packs them as; None: it does not compute the model."""
+    share: float
+    """Of the tokens, how many each of them multiplies: an expert those that are routed to it."""
+    bytes: float
+    flops: float
+    """The work per token of the step: a multiplication and an addition per weight, times the share."""
+
+    def read_share(self, tokens: float) -> float:
+        """Return how much of it a step of ``tokens`` reads, on average.
+
+        An expert is read if any of the tokens is routed to it; all experts are taken to be equally likely.
+        """
+        return 1 - (1 - self.share) ** tokens
+
+
+@dataclass(frozen=True)
 class Stage:
     """One GPU's part of the model; sizes in bytes, work in floating-point operations."""
 
@@ -34,17 +56,18 @@ class Stage:
     """The work of recurrent layers per token, without their linear layers."""
     weight_bytes: int
     """The bytes of the weights that stay in the GPU's memory."""
-    linear_bytes: Mapping[float, float]
-    """The bytes of the layers' weights, without those of lm_head, by the share of the tokens that they multiply."""
+    linears: tuple[LinearWork, ...]
+    """The layers' linears, without lm_head; norms count as weights without work."""
     head_bytes: float
     """The bytes of lm_head, which every step reads that samples."""
-    flops_per_token: Mapping[Arithmetic, float]
-    """The work of the linear layers: a multiplication and an addition per weight."""
     head_arithmetic: Arithmetic
+    head_packed: Packed | None
     head_flops: float
     """The work of lm_head per sampled token."""
     hidden_bytes: int
     """One token's hidden state, which GPUs exchange."""
+    kv_cache: str
+    """Type of the KV cache's numbers."""
     free_windows: bool
 
     @cached_property
@@ -60,10 +83,9 @@ class Stage:
     def read_bytes(self, tokens: float) -> float:
         """Return the bytes of the layers' weights that a step of ``tokens`` reads, on average.
 
-        An expert is read if any of the tokens is routed to it; all experts are taken to be equally likely. Of the
-        embedding a step reads a few rows only.
+        Of the embedding a step reads a few rows only.
         """
-        return sum(size * (1 - (1 - share) ** tokens) for share, size in self.linear_bytes.items())
+        return sum(one.bytes * one.read_share(tokens) for one in self.linears)
 
     def attention_flops(self, context: float) -> float:
         """Return the work of attention, or of what is in its place, of one token at ``context``, in all layers."""

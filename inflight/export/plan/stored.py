@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.naming import CheckpointNames
-from inflight.engine.native.bindings import NativeError
-from inflight.engine.native.weights import quantized_parts
+from inflight.engine.native.bindings import NativeError, Packed
+from inflight.engine.native.weights import packed_type, quantized_parts
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.grouped import LINEARS
 from inflight.engine.quant.linears import LinearShape, QuantizedLinear
@@ -65,7 +65,8 @@ def read_stored(directory: Path, config: ModelConfig) -> StoredWeights | None:
     modelopt = described is None or described.get("quant_method") == "modelopt"
     made = {one.name: _made(found[one.name], one.inputs, one.outputs) for one in own if one.name in found}
     sizes = {name: sum(part.nbytes for part in linear.parameters()) for name, linear in made.items()}
-    return StoredWeights(sizes, _precision(config, quantization, own, found, modelopt))
+    packed = {one.name: packed_as(found[one.name], one.inputs, one.outputs) for one in own if one.name in found}
+    return StoredWeights(sizes, packed, _precision(config, quantization, own, found, packed, modelopt))
 
 
 def _precision(
@@ -73,14 +74,15 @@ def _precision(
     quantization: Quantization,
     own: tuple[Linear, ...],
     held: Mapping[str, LayerQuantization],
+    packed: Mapping[str, Packed | None],
     modelopt: bool,
 ) -> Precision:
-    """Return what follows for a plan; ``held``: how each of ``own`` that is quantized is held, by name.
+    """Return what follows for a plan; ``held``: how each of ``own`` that is quantized is held, by name; ``packed``: and
+    what it is packed as.
 
     ``modelopt``: the checkpoint is ModelOpt's, whose schemes TensorRT-LLM reads.
     """
     schemes = sorted({one.quant_algo for one in held.values()})
-    shapes = {(held[one.name], one.inputs, one.outputs) for one in own if one.name in held}
     fused = {fused_group(one.name): held.get(one.name) for one in own}
     alike = all(fused[fused_group(one.name)] == held.get(one.name) for one in own)  # one product has one scheme
     built = _OF_TENSORRT_LLM.get(schemes[0]) if modelopt and len(schemes) == 1 else None
@@ -93,18 +95,18 @@ def _precision(
         fp8_kv_cache=quantization.fp8_kv_cache,
         first_capability=built.first_capability if built else (7, 0),
         instead="the checkpoint that is not quantized",
-        by_kernels=alike and all(is_native(*shape) for shape in shapes),
+        packed=next(iter(packed.values()), Packed.BFLOAT16) if alike and None not in packed.values() else None,
         by_tensorrt_llm=built is not None,
     )
 
 
-def is_native(held: LayerQuantization, inputs: int, outputs: int) -> bool:
-    """Return whether the native step multiplies a linear that is held so."""
+@functools.cache
+def packed_as(held: LayerQuantization, inputs: int, outputs: int) -> Packed | None:
+    """Return what the native step packs a linear as that is held so; None: it does not multiply it."""
     try:
-        quantized_parts("", _made(held, inputs, outputs))
+        return packed_type(quantized_parts("", _made(held, inputs, outputs)))
     except NativeError:
-        return False
-    return True
+        return None
 
 
 @functools.cache

@@ -33,6 +33,8 @@ from inflight.text.files import read_json
 
 PROBES, PROBE_TOKENS = 16, 64
 """Calibration rows that sensitivity is measured on, of the longest, and how many tokens of each."""
+_JOINED = 512
+"""Tokens of examples that are shown to the model in one row while it is calibrated."""
 _TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -148,7 +150,7 @@ class QuantizedModel:
         import modelopt.torch.quantization as mtq
         from transformers import AutoModelForCausalLM
 
-        self._checkpoint, self._device, self._examples = checkpoint, device, examples
+        self._checkpoint, self._device = checkpoint, device
         progress(f"loading {checkpoint.name} in transformers", 0, 0)
         dtype = "auto" if device != "cpu" or has_bfloat16() else torch.float32
         try:
@@ -157,8 +159,8 @@ class QuantizedModel:
             raise DeploymentError(f"{checkpoint}: transformers cannot load it: {_line(error)}") from None
 
         def calibrate(model: nn.Module) -> None:
-            for example in tracked(examples, "calibrating", progress):
-                model(self._ids(example))
+            for tokens in tracked(joined(examples), "calibrating", progress):
+                model(torch.tensor([tokens], device=device))
 
         try:
             shown = calibrate if recipe.calibrates else None
@@ -208,8 +210,18 @@ class QuantizedModel:
         write_config(self._checkpoint, directory)
         copy_text_files(self._checkpoint, directory)
 
-    def _ids(self, example: Example) -> Tensor:
-        return torch.tensor([example.tokens], device=self._device)
+
+def joined(examples: Sequence[Example]) -> list[list[int]]:
+    """Return the tokens of examples, as many in a row as fit: AWQ rounds all weights eleven times for each row.
+
+    An example that is longer than that is a row of its own.
+    """
+    rows: list[list[int]] = []
+    for example in examples:
+        if not rows or len(rows[-1]) + len(example.tokens) > _JOINED:
+            rows.append([])
+        rows[-1] += example.tokens
+    return rows
 
 
 def _round_weights(file: Path, dtype: torch.dtype) -> None:

@@ -1,0 +1,30 @@
+"""The bench of plans: a deployment that a build has written, served to one stream and to several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.planned import measure
+from inflight.export.build.request import BuildRequest
+from inflight.export.plan.plan import PlanRequest
+from inflight.manifest import read_manifest
+from inflight.resources import DEMO
+from tests.export.support.building import run
+
+
+@pytest.mark.proof
+def test_a_build_is_served_to_as_many_as_its_plan_says(tmp_path: Path) -> None:
+    plan = PlanRequest("float32", input_tokens=32, output_tokens=8)
+    run(BuildRequest(DEMO / "model", "cpu", "float32", "", tmp_path / "demo", tmp_path / "work", plan=plan))
+    [result] = measure([tmp_path / "demo"])
+    planned_as = read_manifest(tmp_path / "demo").plan
+    assert [row["streams"] for row in result.rows] == [1, planned_as["max_batch_size"]]
+    for row in result.rows:
+        for name in ("TTFT", "ITL"):
+            planned, served = (float(row[f"{name} {how}, ms"]) for how in ("planned", "served"))
+            assert planned > 0
+            assert served > 0
+            assert float(row[f"{name} ratio"]) == pytest.approx(planned / served, rel=0.1, abs=0.01)
+    assert result.rows[0]["TTFT planned, ms"] == pytest.approx(planned_as["unloaded"]["ttft_ms"], rel=0.01, abs=0.1)

@@ -17,7 +17,7 @@ from inflight.engine.checkpoint import load_config
 from inflight.engine.quant.linears import QuantizedLinear
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
-from inflight.export.build.blueprint import make_blueprint
+from inflight.export.build.blueprint import Blueprint, make_blueprint
 from inflight.export.build.pipeline import known_cpu, weight_bytes
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import inspect
@@ -44,7 +44,9 @@ def test_a_build_is_a_deployment_with_its_manifest_and_report(built: Built, grou
     deployment = load_deployment(built.directory)
     assert deployment.engine.kind == "pytorch"
     assert deployment.limits.max_sequence_length == load_config(ground / "tiny").max_position_embeddings
-    assert deployment.batching.size(on_gpu=False) == ON_CPU
+    size = deployment.batching.size(on_gpu=False)
+    assert size.sequences >= ON_CPU.sequences
+    assert size.tokens >= ON_CPU.tokens
     assert deployment.batching.prefill_chunk_tokens is not None, "the plan knows how fast a prompt is"
     manifest = read_manifest(built.directory)
     assert manifest.flow == "portable"
@@ -250,12 +252,40 @@ def test_groups_that_do_not_divide_a_row_are_refused_before_anything_runs(
     request_of: Callable[..., BuildRequest], tmp_path: Path
 ) -> None:
     config = json.loads((request_of().model / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
-    request = request_of(model=tmp_path, gpu="h100", precision="int4-awq")
-    named = r"int4-awq: groups of 128 do not divide the 192 inputs of model\.layers\.0\.mlp\.down_proj; use fp8 or int8"
-    with pytest.raises(DeploymentError, match=named):
-        make_blueprint(request, inspect(tmp_path), find_gpu("h100"), dry_run=True)
-    make_blueprint(replace(request, keep=("*down_proj",)), inspect(tmp_path), find_gpu("h100"), dry_run=True)
+    request, gpu = request_of(model=tmp_path, gpu="h100", precision="int4-awq"), find_gpu("h100")
+
+    def blueprint(inputs: int, **changes: Any) -> Blueprint:
+        (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": inputs}))
+        return make_blueprint(replace(request, **changes), inspect(tmp_path), gpu, dry_run=True)
+
+    assert blueprint(192).recipe.group == 64
+    assert blueprint(208, keep=("*down_proj",)).recipe.group == 128
+    assert blueprint(160, engine="pytorch").recipe.group == 32
+    with pytest.raises(
+        DeploymentError, match=r"int4-awq: model\.layers\.0\.mlp\.down_proj has 208 inputs, and groups of 32"
+    ):
+        blueprint(208)
+    with pytest.raises(
+        DeploymentError, match="groups of 32 inputs, and TensorRT-LLM has 64 and more; use --engine pytorch"
+    ):
+        blueprint(160)
+
+
+def test_int8_has_groups_where_the_portable_engine_serves_it_and_rows_in_an_engine(
+    request_of: Callable[..., BuildRequest],
+) -> None:
+    source, h100 = inspect(request_of().model), find_gpu("h100")
+
+    def blueprint(**changes: Any) -> Blueprint:
+        request = request_of(precision="int8", gpu="h100", settings=None, **changes)
+        return make_blueprint(request, source, h100, dry_run=True)
+
+    assert blueprint(engine="pytorch").recipe.group == 64
+    assert blueprint().recipe.group == 0
+    fp8 = PlanRequest(kv_cache="fp8", input_tokens=64, output_tokens=32)
+    assert blueprint(plan=fp8).recipe.fp8_kv_cache
+    with pytest.raises(DeploymentError, match="--kv-cache fp8: int8 is not calibrated.*use --kv-cache bf16"):
+        blueprint(plan=fp8, engine="pytorch")
 
 
 def test_the_machine_is_measured_as_the_settings_have_it_compute(

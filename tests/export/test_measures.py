@@ -72,8 +72,8 @@ def test_what_falls_short_is_named_with_its_layers() -> None:
         LayerError("model.layers.3", "model.layers.3.mlp.up_proj", 3.0, 0.25, "KV cache"),
     ]
     assert shortfalls(check(found, errors, QualitySettings())) == [
-        "max_perplexity_increase is +201.29%, the limit +0.50%",
-        "max_kl_divergence is 0.63 nats, the limit 0.05 nats",
+        "max_perplexity_increase is +214.96%, the limit +0.50%",
+        "max_kl_divergence is 0.66 nats, the limit 0.05 nats",
         "min_exact_match is 0.0%, the limit 90.0%",
         "min_long_context_recall is 0.0%, the limit 80.0%",
         "max_weight_error is 300.0%, the limit 40.0%, in model.layers.3.mlp.up_proj",

@@ -63,7 +63,7 @@ def test_times_lie_between_those_that_were_measured() -> None:
         ("float32", Packed.FLOAT32),
         ("bf16", Packed.BFLOAT16),
         ("fp8", Packed.E4M3),
-        ("int8", Packed.INT8_SUMS),
+        ("int8", Packed.INT8_COLUMNS),
         ("int4-awq", Packed.INT4),
         ("w4a8-awq", Packed.E4M3),
     ],

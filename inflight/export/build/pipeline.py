@@ -46,7 +46,7 @@ class Build:
             DeploymentError: it cannot be built, by name; nothing has run yet.
         """
         self._request, self._show, self._progress = request, show, progress
-        torch.set_num_threads(cpu_threads(native=False))  # a thread that waits for a busy core would stall every layer
+        torch.set_num_threads(cpu_threads(native=True))  # no server runs beside a build
         self._stages = Stages(request.work, show)
         self._source = inspect(request.model)
         self._source.require_weights()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import logging
 import shutil
 import warnings
@@ -158,8 +159,10 @@ class QuantizedModel:
         except (OSError, ValueError, RuntimeError) as error:
             raise DeploymentError(f"{checkpoint}: transformers cannot load it: {_line(error)}") from None
 
+        passes = itertools.count(1)
+
         def calibrate(model: nn.Module) -> None:
-            for tokens in tracked(joined(examples), "calibrating", progress):
+            for tokens in tracked(joined(examples), f"calibrating, pass {next(passes)}", progress):
                 model(torch.tensor([tokens], device=device))
 
         try:

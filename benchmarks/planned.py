@@ -48,9 +48,13 @@ def measure(deployments: Sequence[Path]) -> Iterator[Result]:
     Raises:
         InflightError: no build has written a deployment, or its plan does not predict its speed.
     """
-    rows = [row for directory in deployments for row in compare(directory)]
+    yield compared([row for directory in deployments for row in compare(directory)])
+
+
+def compared(rows: Sequence[Row]) -> Result:
+    """Return plans beside what was served, as a result."""
     ratios = [float(row[f"{name} ratio"]) for row in rows for name in ("TTFT", "ITL")]
-    yield Result(
+    return Result(
         "served",
         "Planned and served",
         f"Of {len(ratios)} times, {sum(1 / _PLANNED_WITHIN <= one <= _PLANNED_WITHIN for one in ratios)} are planned "

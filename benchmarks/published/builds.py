@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import yaml
 
-from benchmarks.planned import compare
+from benchmarks.planned import compare, compared
 from benchmarks.published.fetched import FETCHED, NAME, model_path
 from benchmarks.published.perplexity import KvType, perplexity, pieces, scores
 from benchmarks.published.texts import held_out
@@ -42,12 +42,16 @@ def measure_builds() -> Iterator[Result]:
         prompts = pieces(Tokenizer.from_checkpoint(original), _PIECES, held_out())
         exact = scores(original, "float32", prompts)
         rows: list[Row] = []
+        served: list[Row] = []
         for precision in PRECISIONS:
-            rows.append(_row(original, precision, prompts, exact))
-            yield _result(rows)
+            row, *of_plan = _measure(original, precision, prompts, exact)
+            rows.append(row)
+            served += of_plan
+            yield _builds(rows)
+            yield compared(served)
 
 
-def _result(rows: Sequence[Row]) -> Result:
+def _builds(rows: Sequence[Row]) -> Result:
     passed = [str(row["precision"]) for row in rows if row["verdict"] == "passes"]
     return Result(
         "builds",
@@ -55,14 +59,15 @@ def _result(rows: Sequence[Row]) -> Result:
         f"Builds that hold their limits (0.5 % of perplexity for 8 bits, 3 % for 4): {', '.join(passed)}. Perplexity "
         f"is that of {rows[0]['tokens']:,} tokens of held-out prose, as the deployment computes it, beside float32; "
         "the error is the standard error of the difference. The verdict is the build's own, on its default data; a "
-        "refused one was built again with lenient limits, to be served. TTFT and ITL are of one stream over HTTP, "
-        "prompts of 512 tokens and answers of 64 in the mean.",
+        "refused one was built again with lenient limits, to be served.",
         rows,
-        caveat="A small model loses more than a large one. Clients and server share the cores.",
+        caveat="A small model loses more than a large one. The file that these weights come from has 4 bits by groups of "
+        "32, with minimums; AWQ's INT4, which has none, rounds them once more.",
     )
 
 
-def _row(original: Path, precision: str, prompts: Sequence[Sequence[int]], exact: np.ndarray) -> Row:
+def _measure(original: Path, precision: str, prompts: Sequence[Sequence[int]], exact: np.ndarray) -> Iterator[Row]:
+    """Yield the row of a precision, and the rows of its plan beside what is served."""
     work, deployment = original.parent / "work", original.parent / precision
     began = time.monotonic()
     verdict = _build(original, precision, work, deployment, None)
@@ -73,9 +78,11 @@ def _row(original: Path, precision: str, prompts: Sequence[Sequence[int]], exact
         _build(original, precision, work, deployment, lenient)
     kv_type: KvType = "fp8" if precision == "fp8" else "float32" if precision == "float32" else "bfloat16"
     found = scores(deployment / "model", kv_type, prompts)
-    row: dict[str, float | str] = {
+    weights = sum(file.stat().st_size for file in deployment.glob("model/*.safetensors"))
+    of_plan = list(compare(deployment))
+    yield {
         "precision": precision,
-        "weights, MB": round(sum(file.stat().st_size for file in deployment.glob("model/*.safetensors")) / 1e6, 1),
+        "weights, MB": round(weights / 1e6, 1),
         "KV cache": kv_type,
         "tokens": len(found),
         "perplexity": round(perplexity(found), 4),
@@ -83,11 +90,11 @@ def _row(original: Path, precision: str, prompts: Sequence[Sequence[int]], exact
         "error, %": round(100 * float((exact - found).std()) / math.sqrt(len(found)), 3),
         "verdict": verdict,
         "build, s": round(seconds),
+        "tokens/s, 1 stream": of_plan[0]["tokens/s served"],
+        "tokens/s, full batch": of_plan[1]["tokens/s served"],
     }
-    alone, _ = compare(deployment)
-    wanted = [f"{name} {kind}" for name in ("TTFT", "ITL") for kind in ("planned, ms", "served, ms", "ratio")]
+    yield from of_plan
     shutil.rmtree(deployment)
-    return row | {name: alone[name] for name in wanted}
 
 
 def _build(original: Path, precision: str, work: Path, deployment: Path, settings: Path | None) -> str:

@@ -61,8 +61,8 @@ def _builds(rows: Sequence[Row]) -> Result:
         "the error is the standard error of the difference. The verdict is the build's own, on its default data; a "
         "refused one was built again with lenient limits, to be served.",
         rows,
-        caveat="A small model loses more than a large one. The file that these weights come from has 4 bits by groups of "
-        "32, with minimums; AWQ's INT4, which has none, rounds them once more.",
+        caveat="A small model loses more than a large one. The file that these weights come from has 4 bits by groups "
+        "of 32, with minimums; AWQ's INT4, which has none, rounds them once more.",
     )
 
 

@@ -52,12 +52,22 @@ class StepScorer:
     """A checkpoint, loaded to be scored by what serves it: on a CPU by the native step, if that computes the model."""
 
     def __init__(
-        self, directory: Path, dtype: Dtype = "auto", kv_dtype: KvDtype = "auto", device: str = "auto"
+        self,
+        directory: Path,
+        dtype: Dtype = "auto",
+        kv_dtype: KvDtype = "auto",
+        device: str = "auto",
+        cpu_step: str = "auto",
+        weights: str = "checkpoint",
     ) -> None:
-        """Load it; the arguments, and what is raised, are those of ``Scorer``."""
+        """Load it; ``cpu_step`` and ``weights`` are those of a deployment's engine, the rest is as for ``Scorer``.
+
+        Raises:
+            DeploymentError: the checkpoint or the device cannot be used, or not so.
+        """
         self._loaded, self.max_length = _load(directory, dtype, kv_dtype, resolve_device(device), separate=False)
         model = self._loaded.model
-        self._native = native_model(model, model.device, "auto", cpu_threads(native=True))
+        self._native = native_model(model, model.device, cpu_step, cpu_threads(native=True), weights)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], first: int = 0) -> Tensor:

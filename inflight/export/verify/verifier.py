@@ -84,14 +84,14 @@ class Verifier:
             "max length": self.max_length,
             "dtype": self.deployment.engine.dtype,
             "kv cache": self.deployment.kv_cache.dtype,
-            "scored by": "the step that serves",
+            "step": [self.deployment.engine.cpu_step, self.deployment.engine.weights],
         }
 
     def _measure(self, out: Path, journal: Journal) -> str:
         self.progress("loading both checkpoints", 0, 0)
         engine, cache = self.deployment.engine, self.deployment.kv_cache
-        original = StepScorer(self.original, engine.dtype, device=self.device)
-        other = StepScorer(self.quantized, engine.dtype, cache.dtype, self.device)
+        original = StepScorer(self.original, engine.dtype, device=self.device, cpu_step=engine.cpu_step)
+        other = StepScorer(self.quantized, engine.dtype, cache.dtype, self.device, engine.cpu_step, engine.weights)
         tokenizer = Tokenizer.from_checkpoint(self.original)
         length = min(self.max_length, original.max_length)
         examples = self.held_out.examples(tokenizer, length)

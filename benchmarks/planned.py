@@ -22,9 +22,7 @@ from inflight.settings.deployment import load_deployment
 _PAGE = Page(
     "Plans for a CPU",
     "Deployments that `inflight build --gpu cpu` has written, served to one stream and to as many as their plans run "
-    "at once, beside what the plans say. SmolLM2-135M-Instruct, and in `int4-awq` a Llama of 125M parameters with "
-    "random weights, since 128 do not divide SmolLM2's rows of 576. Built with `--input-tokens 512 --output-tokens "
-    "64`; `avx2` with `engine.cpu_step: avx2`.",
+    "at once, beside what the plans say.",
     ("served",),
 )
 _LEAST_S = 10.0

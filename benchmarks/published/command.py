@@ -31,6 +31,8 @@ def published(
     output: Output = None,
 ) -> None:
     """Measure published models: perplexity on prose by the type of the KV cache, or of builds by precision."""
+    if builds and pieces:
+        raise typer.BadParameter("--pieces is for the types of the KV cache, not for --builds")
     with one_line_errors(console):
         from benchmarks.published.perplexity import measure
 

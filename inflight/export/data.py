@@ -20,7 +20,9 @@ from inflight.errors import DeploymentError, InvalidRequest
 from inflight.text.chat import chat_template_of, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
-DEFAULT_DESCRIPTION = "Inflight's own questions and answers about LLM serving, in English: a stand-in for your data"
+DEFAULT_DESCRIPTION = (
+    "Inflight's own questions, answers and pages about LLM serving, in English: a stand-in for your data"
+)
 Row = dict[str, Any]
 """One checked row of a file: ``messages``, ``prompt`` and ``completion``, or ``text``."""
 

@@ -271,6 +271,42 @@ def test_groups_that_do_not_divide_a_row_are_refused_before_anything_runs(
         blueprint(160)
 
 
+def test_a_chunk_of_the_plan_is_no_larger_than_a_step_of_the_settings(
+    built: Built, request_of: Callable[..., BuildRequest], tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(yaml.safe_dump({"batching": {"max_tokens_per_step": 40}}))
+    made = make_blueprint(request_of(settings=settings), inspect(request_of().model), find_gpu("cpu"), dry_run=True)
+    assert made.deployment.batching.prefill_chunk_tokens is not None
+    assert made.deployment.batching.prefill_chunk_tokens <= 40
+
+
+def test_the_remedy_is_one_that_the_flow_has(request_of: Callable[..., BuildRequest]) -> None:
+    source, h100 = inspect(request_of().model), find_gpu("h100")
+
+    def remedy(precision: str, **changes: Any) -> str:
+        request = request_of(precision=precision, gpu="h100", settings=None, **changes)
+        return make_blueprint(request, source, h100, dry_run=True).remedy
+
+    assert remedy("int8") == "better: `--precision bf16`"
+    assert remedy("int8", engine="pytorch").startswith("better: `--kl-budget` and `--keep`")
+    assert remedy("fp8").startswith("better: `--precision int8`, in as many bytes")
+    assert "--kl-budget" in remedy("fp8")
+    assert "--kl-budget" not in remedy("fp8", flow="tensorrt")
+
+
+def test_what_each_layer_costs_is_shown_and_on_the_deployments_page(
+    built: Built, request_of: Callable[..., BuildRequest], tmp_path: Path
+) -> None:
+    made, lines = run(request_of(layer_costs=True, output=tmp_path / "out"))
+    assert made.ran == ("costs",)
+    assert [line for line in lines if line.startswith("costs: most is lost in model.layers.")]
+    assert "KL saved by restoring it" in (made.directory / "quality.html").read_text()
+    again, _ = run(request_of(output=tmp_path / "again"))
+    assert again.ran == ()
+    assert "KL saved by restoring it" in (again.directory / "quality.html").read_text(), "what is known stays there"
+
+
 def test_int8_has_groups_where_the_portable_engine_serves_it_and_rows_in_an_engine(
     request_of: Callable[..., BuildRequest],
 ) -> None:

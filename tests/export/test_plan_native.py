@@ -217,7 +217,7 @@ def test_all_kinds_of_weights_are_measured() -> None:
     assert set(speed.weights) == {packed.name for packed in Packed} - {"INT8"}, "no plan is in engine.weights: int8"
     assert all(list(rates) == list(TOKENS) for rates in speed.weights.values())
     assert parts == list(range(len(parts)))
-    # Many tokens take longer than one, and less than so many times as long.
+    # By the byte of a weight, many tokens take longer than one.
     for name, rates in speed.weights.items():
-        assert 1 < rates[1] / rates[TOKENS[-1]] < TOKENS[-1], name
+        assert rates[1] > rates[TOKENS[-1]], name
     assert NativeSpeed.model_validate_json(speed.model_dump_json()) == speed

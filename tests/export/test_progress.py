@@ -1,4 +1,4 @@
-"""What a build shows while a stage runs."""
+"""A build shows how far a stage is while it runs."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def test_a_log_is_told_once_a_minute_how_far_it_is_and_what_is_left() -> None:
         "comparing, 240 of 400 steps, 120 a minute, 80 s left",
         "comparing, 360 of 400 steps, 120 a minute, 20 s left",
     ]
+
+
+def test_steps_of_an_earlier_run_do_not_count_as_fast_ones() -> None:
+    said, now = list[str](), [0.0]
+    log = ProgressLog(said.append, lambda: now[0])
+    for done in range(301):
+        log.step("comparing", done, 400)
+    for done in range(301, 320):
+        now[0] += 6.0
+        log.step("comparing", done, 400)
+    assert said == ["comparing, 400 steps", "comparing, 310 of 400 steps, 10 a minute, 9 min left"]

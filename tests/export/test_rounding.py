@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,9 @@ def test_the_engine_reads_what_is_written(shards: bool, tmp_path: Path) -> None:
     round_checkpoint(inspect(source), RECIPE, tmp_path / "out", silent)
     original, rounded = Scorer(source, "float32", device="cpu"), Scorer(tmp_path / "out", "float32", device="cpu")
     assert rounded.scheme == "W8A16_GROUPS"
+    described = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert described["ignore"] == ["lm_head", KEPT], "other readers want every linear in one of the two lists"
+    assert KEPT not in described["config_groups"]["group_0"]["targets"]
     for name, linear in rounded.linears.items():
         off = (rounded.weight(name) - original.weight(name)).norm() / original.weight(name).norm()
         assert isinstance(linear, nn.Linear) == (name in (KEPT, "lm_head")), name

@@ -65,9 +65,23 @@ class Blueprint:
     """TensorRT-LLM's interpreter; None: a dry run, or the portable engine's build, which needs none."""
 
     @property
+    def remedy(self) -> str:
+        """What loses less than this build, in the flow that it is for."""
+        better = self.recipe.better
+        if self.flow == "tensorrt":
+            return f"better: {better or '`--precision bf16`'}"
+        kept = "`--kl-budget` and `--keep` hold the layers that lose most in 16 bits"
+        return f"better: {better}; {kept}" if better else f"better: {kept}"
+
+    @property
     def quantizes(self) -> bool:
         """Whether weights or the KV cache change their type."""
         return self.recipe.precision in SCHEMES or self.recipe.fp8_kv_cache
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether what is made goes by the data that the model is shown."""
+        return self.quantizes and self.recipe.calibrates
 
     @property
     def is_readable(self) -> bool:
@@ -158,8 +172,7 @@ def _recipe(plan: Plan, config: ModelConfig, keep: tuple[str, ...], flow: Flow) 
             return Recipe("int8", fp8_kv_cache, keep)
         if fp8_kv_cache:
             raise DeploymentError(
-                "--kv-cache fp8: int8 is not calibrated, and an FP8 cache wants scales; use --kv-cache bf16, or "
-                "kv_cache.dtype int8 in --settings"
+                "--kv-cache fp8: int8 is not calibrated, and an FP8 cache wants scales; use --kv-cache bf16"
             )
     if flow != "portable" and precision.group < LEAST_GROUP < PRECISIONS[plan.precision].group:
         raise DeploymentError(
@@ -284,8 +297,9 @@ def _deployment_settings(
         if plan.precision in _DTYPES:  # quantized, it is the checkpoint's own
             settings["engine"]["dtype"] = _DTYPES[plan.precision]
     if engine == "pytorch":
-        if plan.predicted and plan.prefill_chunk_tokens is not None:
-            settings["batching"]["prefill_chunk_tokens"] = plan.prefill_chunk_tokens
+        most = _section(own, "batching").get("max_tokens_per_step", plan.max_tokens_per_step)
+        if plan.predicted and plan.prefill_chunk_tokens is not None and isinstance(most, int):
+            settings["batching"]["prefill_chunk_tokens"] = min(most, plan.prefill_chunk_tokens)
         settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
         if plan.kv_cache == "bf16" and plan.precision == "float32":
             settings["kv_cache"]["dtype"] = "bfloat16"

@@ -34,6 +34,8 @@ _console = Console(stderr=True, highlight=False)
 _ARTIFACTS = Path("artifacts")
 _LOG_INTERVAL_S = 60.0
 """How often a log is told of a phase's progress."""
+_AT_ONCE_S = 0.01
+"""A step that takes no longer has been taken by an earlier run."""
 _load = partial(typer.Option, rich_help_panel="Load to plan for")
 _data = partial(typer.Option, rich_help_panel="Calibration and held-out data")
 _layers = partial(typer.Option, rich_help_panel="Precision of single layers")
@@ -152,18 +154,27 @@ class ProgressLog:
     def __init__(self, say: Callable[[str], object], clock: Callable[[], float]) -> None:
         self._say, self._clock = say, clock
         self._phase, self._done, self._said_at = "", 0, 0.0
+        self._last, self._is_new = 0.0, False
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Take note that ``done`` of a phase's ``total`` steps are done; a phase without steps is not told."""
+        """Take note that ``done`` of a phase's ``total`` steps are done; a phase without steps is not told.
+
+        The rate is that of the last minute, without the steps of an earlier run, which take no time.
+        """
         now = self._clock()
         if what != self._phase and total:
             self._say(f"{what}, {total:,} steps")
-            self._phase, self._done, self._said_at = what, done, now
-        elif what == self._phase and done < total and now - self._said_at >= _LOG_INTERVAL_S:
-            rate = (done - self._done) / (now - self._said_at)  # of this minute: an earlier run's steps take no time
-            left = f", {duration((total - done) / rate)} left" if rate else ""
-            self._say(f"{what}, {done:,} of {total:,} steps, {60 * rate:.3g} a minute{left}")
-            self._done, self._said_at = done, now
+            self._phase, self._done, self._said_at, self._is_new = what, done, now, False
+        elif what == self._phase:
+            self._is_new = self._is_new or now - self._last > _AT_ONCE_S
+            if not self._is_new:
+                self._done, self._said_at = done, now
+            if done < total and now - self._said_at >= _LOG_INTERVAL_S:
+                rate = (done - self._done) / (now - self._said_at)
+                left = f", {duration((total - done) / rate)} left" if rate else ""
+                self._say(f"{what}, {done:,} of {total:,} steps, {60 * rate:.3g} a minute{left}")
+                self._done, self._said_at = done, now
+        self._last = now
 
 
 @contextmanager

@@ -90,7 +90,8 @@ def _stage_lines(blueprint: Blueprint) -> list[tuple[str, str]]:
     quantize, compile_, verify = _quantize(blueprint), _compile(blueprint), _verify(blueprint)
     if not isinstance(quantize, str):
         kept = f", {len(blueprint.recipe.keep)} linears kept in 16 bit" if blueprint.recipe.keep else ""
-        quantize = f"{quantize['weights']}{kept}; calibrated with {data.calibration_rows:,} rows"
+        calibrated = f"calibrated with {data.calibration_rows:,} rows" if blueprint.calibrates else "not calibrated"
+        quantize = f"{quantize['weights']}{kept}; {calibrated}"
     if not isinstance(compile_, str):
         purposes = [purpose for command in compile_["commands"] for purpose in command]
         compile_ = "; ".join(purposes) or "nothing to do: TensorRT-LLM's PyTorch flow runs the checkpoint as it is"
@@ -113,6 +114,13 @@ def _quantize(blueprint: Blueprint) -> dict[str, Any] | str:
         return "nothing to do: the checkpoint is served as it is"
     scheme = SCHEMES.get(recipe.precision)
     mixed = f"the most sensitive layers stay in 16 bit until the others lose at most {budget or 0:g} nats"
+    if recipe.precision == "int8" and recipe.group:
+        return {
+            "with": f"compressed-tensors' format, by groups of {recipe.group} inputs",
+            "weights": SCHEMES["int8"].meaning,
+            "kept in 16 bit": list(recipe.keep) or "embedding, norms and lm_head alone",
+            "mixed precision": None if budget is None else mixed,
+        }
     return {
         "with": "nvidia-modelopt, to its unified Hugging Face checkpoint",
         "weights": scheme.meaning if scheme else "as they are",
@@ -121,7 +129,7 @@ def _quantize(blueprint: Blueprint) -> dict[str, Any] | str:
         "kv_cache_quant_algo": "FP8" if recipe.fp8_kv_cache else None,
         "kept in 16 bit": list(recipe.keep) or "embedding, norms and lm_head alone",
         "mixed precision": None if budget is None else mixed,
-        "calibration": _sources(data.calibration, data.calibration_rows),
+        "calibration": _sources(data.calibration, data.calibration_rows) if blueprint.calibrates else None,
     }
 
 

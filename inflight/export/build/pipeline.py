@@ -67,7 +67,8 @@ class Build:
         if self._blueprint.flow == "tensorrt":
             show("plan", f"{sys.executable} quantizes and verifies; {self._blueprint.python} compiles")
         if data.is_default and self._blueprint.quantizes:
-            show("plan", f"calibrating and measuring with {DEFAULT_DESCRIPTION}")
+            calibrating = "calibrating and " * self._blueprint.calibrates
+            show("plan", f"{calibrating}measuring with {DEFAULT_DESCRIPTION}")
 
     def run(self) -> tuple[str, ...]:
         """Run the stages that have not been run, write the deployment, and return which stages ran.
@@ -186,7 +187,9 @@ class Build:
         written = {"config.json": "with both forms of the rotary embedding"}  # results of before had the newer alone
         inputs = self._inputs | written
         if blueprint.quantizes:
-            inputs = self._calibrated({"recipe": asdict(blueprint.recipe)} | written)
+            inputs |= {"recipe": asdict(blueprint.recipe)}
+        if blueprint.calibrates:
+            inputs = self._calibrated(inputs)
         return self._stages.run("quantize", inputs, work, needed_bytes=source.size)
 
     def _compile(self) -> None:
@@ -245,8 +248,13 @@ class Build:
         )
         measured = verifier.measure()
         checks = check(measured.quality, measured.errors, self._blueprint.deployment.quality)
-        wanted = self._request.layer_costs or not all(one.passes for one in checks)
-        costs = verifier.layer_costs() if wanted else {}
+        short = shortfalls(checks)
+        for line in [*short, self._blueprint.remedy] if short else ():
+            self._show("verify", line)
+        wanted = self._request.layer_costs or bool(short)
+        costs = verifier.layer_costs() if wanted or verifier.knows_costs else {}
+        for line in dearest(measured.errors, costs):
+            self._show("costs", line)
         page = quality_page(
             f"{self._source.name} in {recipe.precision}",
             {
@@ -262,11 +270,9 @@ class Build:
             costs,
         )
         (measured.directory / PAGE).write_text(page, encoding="utf-8")
-        if short := shortfalls(checks):
-            for line in dearest(measured.errors, costs):
-                self._show("verify", line)
+        if short:
             raise DeploymentError(
-                f"the quantized checkpoint falls short: {'; '.join(short)}. {recipe.remedy}. The report: "
+                f"the quantized checkpoint falls short: {'; '.join(short)}. {self._blueprint.remedy}. The report: "
                 f"{measured.directory / PAGE}"
             )
         return checks
@@ -274,7 +280,7 @@ class Build:
     def _manifest(self, checks: list[Check]) -> Manifest:
         """Return what was built, but for the files."""
         blueprint, plan = self._blueprint, self._blueprint.plan
-        results = [self._stages.results.get(stage) for stage in ("plan", "quantize", "compile", "verify")]
+        results = [self._stages.results.get(stage) for stage in ("plan", "quantize", "compile", "verify", "costs")]
         return Manifest(
             created=datetime.now(UTC).replace(microsecond=0),
             command=self._request.command,
@@ -284,7 +290,7 @@ class Build:
             precision=plan.precision,
             inputs=Inputs(
                 checkpoint=digest(self._inputs["checkpoint"]),
-                calibration=self._calibration.sha256 if blueprint.quantizes else None,
+                calibration=self._calibration.sha256 if blueprint.calibrates else None,
                 settings=digest([blueprint.settings, [result and result.name for result in results]]),
             ),
             versions=self._machine.versions,
@@ -297,8 +303,8 @@ class Build:
 
     @property
     def _shown(self) -> str:
-        """What the model was shown to find its scales."""
-        if not self._blueprint.recipe.calibrates:
+        """The data that the model was shown to find its scales, in words."""
+        if not self._blueprint.calibrates:
             return "not calibrated: weights alone are rounded"
         return f"calibrated with {self._calibration.describe()}"
 
@@ -311,6 +317,7 @@ class Build:
             "calibration": self._calibration.sha256,
             "length": self._data.calibration_length,
             "rows": "joined",
+            "computed on": [self._device, self._device != "cpu" or modelopt.has_bfloat16()],
             "modelopt": self._machine.versions.modelopt,
         }
         return self._inputs | own | more

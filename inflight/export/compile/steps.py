@@ -96,7 +96,7 @@ class CompileRequest:
     python: str
     """TensorRT-LLM's interpreter, which runs the scripts."""
     trtllm_build: str
-    group: int = 128
+    group: int
     """Inputs of a row that share a scale in INT4."""
 
     @property

@@ -102,8 +102,7 @@ def grouped(precision: Precision, config: ModelConfig, excluded: tuple[str, ...]
     odd = next((one for one in quantized if one.inputs % size), None)
     if odd is not None:
         raise DeploymentError(
-            f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {size} must divide them; "
-            "fp8 has no groups"
+            f"precision {precision.name}: {odd.name} has {odd.inputs} inputs, and groups of {size} must divide them"
         )
     return replace(precision, group=size)
 

@@ -61,24 +61,23 @@ class Scheme:
     algorithm: str
     """``quant_algo`` in the checkpoint, which TensorRT-LLM reads too."""
     meaning: str
-    remedy: str
-    """What loses less, for a build that lost too much."""
+    better: str
+    """The option that loses less, for a build that lost too much; empty: there is none."""
     most_lost: float = 0.03
     """The most that the perplexity may increase, as a fraction, unless the deployment says."""
     calibrated: bool = True
     """Whether it goes by the data that the model is shown."""
 
 
-_KEEP = "`--kl-budget` and `--keep` hold the layers that lose most in 16 bits"
-_INT8 = f"better: `--precision int8`, in as many bytes: only weights are rounded, by groups of inputs. {_KEEP}"
-_MORE_BITS = f"better: `--precision int8`, which rounds to 8 bits. {_KEEP}"
+_INT8 = "`--precision int8`, in as many bytes, which rounds weights alone"
+_MORE_BITS = "`--precision int8`, which rounds to 8 bits"
 SCHEMES = {
     "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor", _INT8, 0.005),
     "int8": Scheme(
         "INT8_WEIGHT_ONLY_CFG",
         "W8A16",
-        "weights in INT8 with a scale per group of inputs, activations in 16 bit",
-        f"better: {_KEEP}",
+        "weights in INT8 with a scale per row or group of inputs, activations in 16 bit",
+        "",
         0.005,
         calibrated=False,
     ),
@@ -123,9 +122,9 @@ class Recipe:
         return SCHEMES[self.precision].most_lost if self.precision in SCHEMES else _MOST_LOST_BY_CACHE
 
     @property
-    def remedy(self) -> str:
-        """What loses less."""
-        return SCHEMES[self.precision].remedy if self.precision in SCHEMES else "better: `--kv-cache bf16`"
+    def better(self) -> str:
+        """The option that loses less; empty: there is none."""
+        return SCHEMES[self.precision].better if self.precision in SCHEMES else "`--kv-cache bf16`"
 
 
 def has_bfloat16() -> bool:

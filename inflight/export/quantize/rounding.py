@@ -1,7 +1,7 @@
 """Rounds the weights of a checkpoint to INT8, each group of a row's inputs by its own scale; inputs stay as they are.
 
 Nothing is calibrated: a group's largest value becomes 127. Rows with a single scale would lose twice as much. The
-checkpoint is compressed-tensors' (``pack-quantized``), which the portable engine and vLLM read.
+checkpoint is compressed-tensors' (``pack-quantized``), which the portable engine reads as any other of that format.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def round_checkpoint(source: Checkpoint, recipe: Recipe, target: Path, progress:
         raise DeploymentError(f"{source.directory}: no file has {min(left)}.weight")
     if (source.directory / INDEX).is_file():
         (target / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=1))
-    described = {"quantization_config": _described(names, recipe.group)}
+    described = {"quantization_config": _described(names, recipe)}
     (target / NAME).write_text(json.dumps(described), encoding="utf-8")
     write_config(source.directory, target)
     copy_text_files(source.directory, target)
@@ -86,12 +86,12 @@ def pack(weight: Tensor, group: int) -> Mapping[str, Tensor]:
     }
 
 
-def _described(names: Collection[str], group: int) -> Mapping[str, object]:
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+def _described(names: Collection[str], recipe: Recipe) -> Mapping[str, object]:
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": recipe.group}
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": sorted(names), "weights": weights, "input_activations": None}},
-        "ignore": [],
+        "ignore": ["lm_head", *recipe.keep],
     }

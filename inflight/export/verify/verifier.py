@@ -26,7 +26,7 @@ class Measured:
 
     quality: Quality
     errors: list[LayerError]
-    """Of each layer."""
+    """The layers, in their order."""
     source: str
     """The command, commit, machine and date."""
     directory: Path
@@ -62,6 +62,11 @@ class Verifier:
             directory,
         )
 
+    @property
+    def knows_costs(self) -> bool:
+        """Whether an earlier run has measured what restoring each layer saves."""
+        return self.stages.directory("costs", self._inputs).is_dir()
+
     def layer_costs(self) -> dict[str, float]:
         """Return what restoring each layer saves, in nats, the dearest first, unless an earlier run measured it."""
         journal = self.stages.journal("costs", self._inputs)
@@ -84,6 +89,7 @@ class Verifier:
             "max length": self.max_length,
             "dtype": self.deployment.engine.dtype,
             "kv cache": self.deployment.kv_cache.dtype,
+            "device": self.device,
             "step": [self.deployment.engine.cpu_step, self.deployment.engine.weights],
         }
 

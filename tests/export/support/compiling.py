@@ -37,6 +37,7 @@ def request(directory: Path, **settings: object) -> CompileRequest:
         "model_dir": directory / "hf",
         "output_dir": directory / "engine",
         "precision": "bf16",
+        "group": 128,
         "max_batch_size": 16,
         "max_tokens_per_step": 1024,
         "max_sequence_length": 512,

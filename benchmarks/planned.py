@@ -22,7 +22,7 @@ from inflight.settings.deployment import load_deployment
 _PAGE = Page(
     "Plans for a CPU",
     "Deployments that `inflight build --gpu cpu` has written, served to one stream and to as many as their plans run "
-    "at once, beside what the plans say.",
+    "at once, beside what the plans say. `published --builds` does that for SmolLM2 in each precision.",
     ("served",),
 )
 _LEAST_S = 10.0

@@ -3,7 +3,7 @@
     python build/make_data.py            writes build/data/calibration.jsonl and build/data/held_out.jsonl
 
 English, about LLM serving: right for the demo model, a stand-in for everyone else, who should bring their own. Answers
-are short and alike, so prose of the documentation stands beside them: on it a real model is as sure as on other text. The
+are short and alike; prose of the documentation stands beside them, which real models find as likely as other text. The
 two files share no question and no page. Seeded: the same corpus and pages give the same files.
 """
 

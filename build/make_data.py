@@ -1,10 +1,10 @@
 """Make the default calibration and held-out data of `inflight build` from the demo model's corpus and from docs/.
 
-    python build/make_data.py            writes build/data/calibration.jsonl and build/data/held_out.jsonl
+    python build/make_data.py            writes build/data/calibration*.jsonl and build/data/held_out*.jsonl
 
 English, about LLM serving: right for the demo model, a stand-in for everyone else, who should bring their own. Answers
-are short and alike; prose of the documentation stands beside them, which real models find as likely as other text. The
-two files share no question and no page. Seeded: the same corpus and pages give the same files.
+are short and alike; prose of the documentation stands beside them, which real models find as likely as other text. No
+question and no page is in two files. Seeded: the same corpus and pages give the same files.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def main() -> None:
     held_out: list[Row] = [chat([turn]) for turn in pairs[-160:]] + [chat([turn]) for turn in held[:80]]
     held_out += [{"text": text} for text in corpus.plain[split:]]
     pages = sorted(DOCS.glob("*.md"))
-    calibration += prose(pages[0::2])
-    held_out += prose(pages[1::2])
     write("calibration.jsonl", calibration)
     write("held_out.jsonl", held_out)
+    write("calibration_prose.jsonl", prose(pages[0::2]))
+    write("held_out_prose.jsonl", prose(pages[1::2]))
 
 
 if __name__ == "__main__":

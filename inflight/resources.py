@@ -26,6 +26,8 @@ UPSTREAM_PREPROCESSING = ROOT / "loadtest/baseline/preprocessing"
 GPUS = ROOT / "build/gpus.toml"
 """The table of GPUs."""
 CALIBRATION_DATA, HELD_OUT_DATA = ROOT / "build/data/calibration.jsonl", ROOT / "build/data/held_out.jsonl"
+CALIBRATION_PROSE = ROOT / "build/data/calibration_prose.jsonl"
+HELD_OUT_PROSE = ROOT / "build/data/held_out_prose.jsonl"
 
 
 def bundled(path: Path) -> Path:

@@ -26,6 +26,7 @@ from inflight.engine.scoring import Scorer
 from inflight.engine.speculate.draft_model import DraftModel
 from inflight.errors import DeploymentError
 from inflight.export.data import DataSet, Source
+from inflight.export.stages import Journal
 from inflight.export.verify.measures import measure
 from inflight.resources import HELD_OUT_DATA
 from inflight.serve.command import KV_CACHE_LINE
@@ -109,7 +110,7 @@ def test_quality_stays_within_one_percent(dtype: Literal["int8", "fp8"]) -> None
     original = Scorer(DEMO, "float32", "float32", device="cpu")
     examples = DataSet([Source(HELD_OUT_DATA)], 30).examples(Tokenizer.from_checkpoint(DEMO), original.max_length)
     stored = Scorer(DEMO, "float32", dtype, device="cpu")
-    found = measure(original, stored, examples, [], (), silent)
+    found = measure(original, stored, examples, [], (), silent, Journal())
     assert 0 < abs(found.perplexity_increase) < 0.01
     assert 0 < found.kl_divergence < (0.0005 if dtype == "int8" else 0.01)
 

@@ -71,7 +71,8 @@ def test_wheel_is_what_runs(installed: Path, empty: Path) -> None:
 
 @pytest.mark.proof
 def test_wheel_has_every_resource(installed: Path) -> None:
-    names = "BACKENDS MODEL_REPOSITORY DEMO SCENARIOS UPSTREAM_PREPROCESSING GPUS CALIBRATION_DATA HELD_OUT_DATA"
+    names = "BACKENDS MODEL_REPOSITORY DEMO SCENARIOS UPSTREAM_PREPROCESSING GPUS CALIBRATION_DATA HELD_OUT_DATA "
+    names += "CALIBRATION_PROSE HELD_OUT_PROSE"
     program = f"import inflight.resources as r; print([n for n in {names.split()} if not getattr(r, n).exists()])"
     command = [str(installed / "bin/python"), "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

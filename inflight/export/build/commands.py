@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBars
 
-from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice
+from inflight.export.build.request import CALIBRATION, HELD_OUT, BuildRequest, DataRequest, EngineChoice
 from inflight.export.compile.steps import EXAMPLES, Flow
 from inflight.export.data import Source
 from inflight.export.interpreters import ENVIRONMENT_VARIABLE
@@ -27,7 +27,6 @@ from inflight.export.stages import Progress
 from inflight.machine import Machine
 from inflight.report.failures import one_line_errors
 from inflight.report.units import duration
-from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 from inflight.settings.deployment import model_name
 
 _console = Console(stderr=True, highlight=False)
@@ -103,9 +102,9 @@ def build(
             tensor_parallel_size=tensor_parallel,
         )  # fmt: skip
         data = DataRequest(
-            calibration=_sources(calibration, CALIBRATION_DATA),
+            calibration=_sources(calibration, CALIBRATION),
             calibration_rows=calibration_rows,
-            held_out=_sources(held_out, HELD_OUT_DATA),
+            held_out=_sources(held_out, HELD_OUT),
             held_out_rows=held_out_rows,
             recall_prompts=recall_prompts,
             max_length=max_length,
@@ -201,8 +200,8 @@ def _progress(clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]
         yield show
 
 
-def _sources(texts: list[str] | None, default: Path) -> tuple[Source, ...]:
-    return tuple(Source.parse(text) for text in texts) if texts else (Source(default),)
+def _sources(texts: list[str] | None, default: tuple[Source, ...]) -> tuple[Source, ...]:
+    return tuple(Source.parse(text) for text in texts) if texts else default
 
 
 def _command() -> str:

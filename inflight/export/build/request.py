@@ -9,20 +9,25 @@ from typing import Literal
 from inflight.export.compile.steps import EXAMPLES, Flow
 from inflight.export.data import Source
 from inflight.export.plan.plan import PlanRequest
-from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
+from inflight.resources import CALIBRATION_DATA, CALIBRATION_PROSE, HELD_OUT_DATA, HELD_OUT_PROSE
 
 EngineChoice = Literal["auto", "pytorch", "trtllm", "tensorrtllm"]
+
+
+CALIBRATION = (Source(CALIBRATION_DATA), Source(CALIBRATION_PROSE))
+HELD_OUT = (Source(HELD_OUT_DATA), Source(HELD_OUT_PROSE))
+"""Inflight's own data: as many answers as pages, as far as there are."""
 
 
 @dataclass(frozen=True)
 class DataRequest:
     """Which data, and how much of it."""
 
-    calibration: tuple[Source, ...] = (Source(CALIBRATION_DATA),)
+    calibration: tuple[Source, ...] = CALIBRATION
     calibration_rows: int = 128
     calibration_length: int = 512
     """Tokens of a row, at most."""
-    held_out: tuple[Source, ...] = (Source(HELD_OUT_DATA),)
+    held_out: tuple[Source, ...] = HELD_OUT
     held_out_rows: int = 400
     recall_prompts: int = 48
     max_length: int = 2048
@@ -31,8 +36,7 @@ class DataRequest:
     @property
     def is_default(self) -> bool:
         """Whether any of it is Inflight's own, in place of the user's."""
-        paths = {source.path for source in (*self.calibration, *self.held_out)}
-        return bool(paths & {CALIBRATION_DATA, HELD_OUT_DATA})
+        return bool({*self.calibration, *self.held_out} & {*CALIBRATION, *HELD_OUT})
 
 
 @dataclass(frozen=True)

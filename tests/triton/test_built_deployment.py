@@ -22,7 +22,7 @@ QUESTIONS = (
     "What is an ensemble?",
     "What does the tokenizer stage do?",
 )
-SMALL = "--held-out-rows 16 --recall-prompts 2 --max-length 384"
+SMALL = "--held-out-rows 40 --recall-prompts 2 --max-length 384"
 CALIBRATION_ROWS = {"fp8": 48, "int4-awq": 8}
 """For fp8 the ranges of the demo's inputs need as many; int4-awq takes a second for each."""
 
@@ -42,7 +42,8 @@ def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     directory = tmp_path_factory.mktemp(request.param)
     arguments = (
         f"--settings {DEMO / 'deployment.yaml'} --output {directory / 'out'} --work {directory / 'work'} {SMALL} "
-        f"--calibration-rows {CALIBRATION_ROWS[request.param]}"
+        f"--calibration-rows {CALIBRATION_ROWS[request.param]} "
+        "--calibration build/data/calibration.jsonl --held-out build/data/held_out.jsonl"
     )
     command = ["make", "engine", "GPU=cpu", f"PRECISION={request.param}", f"ARGS={arguments}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -81,7 +81,8 @@ def _measure(original: Path, precision: str, prompts: Sequence[Sequence[int]], e
     if not deployment.is_dir():
         lenient = original.parent / "lenient.yaml"
         lenient.write_text(yaml.safe_dump(_LENIENT))
-        _build(original, precision, work, deployment, lenient)
+        if (lost := _build(original, precision, work, deployment, lenient)) != "passes":
+            raise InflightError(f"{precision} is not served: with lenient limits too it is {lost}")
     kv_type: KvType = "fp8" if precision == "fp8" else "float32" if precision == "float32" else "bfloat16"
     found = scores(deployment / "model", kv_type, prompts)
     weights = sum(file.stat().st_size for file in deployment.glob("model/*.safetensors"))

@@ -18,7 +18,7 @@ _PAGE = Page(
     "Published models",
     "SmolLM2 135M Instruct (`Q4_1`) and Gemma 3 270M (`Q4_K_M`), GGUF files as others have published them on PyPI; "
     "they are fetched into the user's cache, and nothing of them is in this repository. Written by "
-    '`make bench ARGS="published --output docs/results/published"`.',
+    '`make bench ARGS="published --output docs/results/published"`, of builds with `--builds`.',
     ("kv-types", "builds", "served"),
 )
 

@@ -28,8 +28,10 @@ from inflight.engine.checkpoint import (
 from inflight.engine.device import resolve_device
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.layers import Attend, AttentionOptions
+from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.linears import QuantizedLinear
+from inflight.errors import DeploymentError
 from inflight.settings.threads import cpu_threads
 
 _BLOCK_SIZE = 64
@@ -71,11 +73,19 @@ class StepScorer:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], first: int = 0) -> Tensor:
-        """Return what ``Logits`` says."""
+        """Return what ``Logits`` says.
+
+        Raises:
+            ValueError: as ``Logits`` says.
+            DeploymentError: the native step does not compute with such a KV cache.
+        """
         if self._native is None:
             return self._loaded.model.logits(_hidden(self._loaded, tokens, _attend(self._loaded, tokens))[first:])
         pool, blocks = _pool(self._loaded, tokens)
-        self._native.use(pool, _BLOCK_SIZE)
+        try:
+            self._native.use(pool, _BLOCK_SIZE)
+        except NativeError as error:
+            raise DeploymentError(error.refusal) from None
         rows = range(first, len(tokens))
         return self._native(np.array(tokens), [QueryRange(0, 0, len(tokens), blocks)], rows)
 

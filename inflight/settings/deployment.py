@@ -180,7 +180,7 @@ class QualitySettings(Section):
     """What a quantized checkpoint may lose against the original; `inflight build` fails where it loses more."""
 
     max_perplexity_increase: float = Field(
-        0.005, ge=0, description="of the held-out text, as a fraction; a build to 4 bits writes 0.03"
+        0.005, ge=0, description="of the held-out text, as a fraction; a build to 4 bits writes more"
     )
     max_kl_divergence: float = Field(
         0.05, ge=0, description="mean over positions of the next token's distribution from the original's, in nats"

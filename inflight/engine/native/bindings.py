@@ -24,7 +24,7 @@ _MESSAGE_BYTES = 256
 
 
 class Packed(IntEnum):
-    """What the library packs a weight as: ``Type`` in ``native/kernels.h``."""
+    """A weight's type in the library, ``Type`` in ``native/kernels.h``, as it is given or packed."""
 
     FLOAT32 = 0
     BFLOAT16 = 1

@@ -16,8 +16,14 @@ from inflight.engine.quant.grouped import Fp8BlockLinear, Fp8TokenLinear, Int8To
 from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
 from inflight.gguf.types import QUANTIZED, packed_together
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
-"""The library's numbers for types; two INT4 are held as uint8."""
+TYPES = {
+    torch.float32: Packed.FLOAT32,
+    torch.bfloat16: Packed.BFLOAT16,
+    torch.int8: Packed.INT8,
+    torch.float8_e4m3fn: Packed.E4M3,
+    torch.uint8: Packed.INT4,
+}
+"""The library's names for types; two INT4 are held as uint8."""
 Packing = tuple[str, int, bool] | None
 """A scheme, the size of its groups, and whether they have zero points; None: not quantized."""
 _PACKED = {
@@ -34,10 +40,10 @@ _PACKED = {
     "W8A8_TOKENS": Packed.INT8_SUMS,
     "MXFP4": Packed.MXFP4,
 }
-"""What the weights of a scheme are packed as, if rows have one scale, and no zero points."""
+"""Maps a scheme to the type its weights are packed as, if rows have one scale, and no zero points."""
 _WITH_MINIMUMS = {Packed.INT4: Packed.INT4_MINIMUMS, Packed.INT8_COLUMNS: Packed.INT8_MINIMUMS}
 _IN_GROUPS = {Packed.E4M3: Packed.E4M3_GROUPS}
-"""What they are packed as instead, for scales by groups of inputs."""
+"""Maps a packed type to the one that takes its place where groups of inputs have scales."""
 _GROUPS = (16, 32, 64, 128)
 """Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel. Longer ones
 are taken as several of these, with the same scale."""
@@ -148,8 +154,7 @@ def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: Packed 
     """Return the weight and bias of a linear that is not quantized, to be packed as a type; None: the weight's own."""
     outputs, inputs = weight.shape
     bias = None if bias is None else bias.detach().float().contiguous()
-    own = Packed(TYPES[weight.dtype])
-    return PackSource(weight, own if packed_type is None else packed_type, (outputs, inputs), bias)
+    return PackSource(weight, TYPES[weight.dtype] if packed_type is None else packed_type, (outputs, inputs), bias)
 
 
 def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> PackSource:

@@ -66,7 +66,7 @@ class Blueprint:
 
     @property
     def remedy(self) -> str:
-        """What loses less than this build, in the flow that it is for."""
+        """The advice for a build that lost too much: what loses less, in the flow that it is for."""
         better = self.recipe.better
         if self.flow == "tensorrt":
             return f"better: {better or '`--precision bf16`'}"
@@ -286,7 +286,7 @@ def _deployment_settings(
         "engine": {"kind": engine},
         "batching": {"max_batch_size": plan.max_batch_size, "max_tokens_per_step": plan.max_tokens_per_step},
         "limits": {"max_sequence_length": plan.max_sequence_length},
-        "quality": QualitySettings(max_perplexity_increase=recipe.most_lost).model_dump(),
+        "quality": QualitySettings.model_validate(recipe.limits).model_dump(),
     }
     if flow != "tensorrt":  # whose converter has an option of its own for the type
         dtype = checkpoint.config.dtype

@@ -71,11 +71,13 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     verbose: Verbose = False,
     calibration: Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.")] = None,
-    calibration_rows: Annotated[int, _data(min=1, help="Rows to calibrate with.")] = 128,
+    calibration_rows: Annotated[int, _data(min=1, help="Rows to calibrate with.")] = DataRequest.calibration_rows,
     held_out: Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT to measure with; repeat.")] = None,
-    held_out_rows: Annotated[int, _data(min=1, help="Rows to measure with.")] = 400,
-    recall_prompts: Annotated[int, _data(min=0, help="Long prompts from which a fact is recalled.")] = 48,
-    max_length: Annotated[int, _data(min=16, help="Tokens of the longest row or prompt.")] = 2048,
+    held_out_rows: Annotated[int, _data(min=1, help="Rows to measure with.")] = DataRequest.held_out_rows,
+    recall_prompts: Annotated[
+        int, _data(min=0, help="Long prompts to recall a fact from.")
+    ] = DataRequest.recall_prompts,
+    max_length: Annotated[int, _data(min=16, help="Tokens of the longest row or prompt.")] = DataRequest.max_length,
     keep: Annotated[list[str] | None, _layers(help="Pattern of linear layers that stay at 16 bits; repeat.")] = None,
     kl_budget: Annotated[
         float | None, _layers(min=0, help="Keep the most sensitive layers at 16 bits; the rest lose this (nats).")

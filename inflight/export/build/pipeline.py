@@ -238,6 +238,7 @@ class Build:
             self._source.directory,
             model,
             self._blueprint.deployment,
+            self._tokenizer,
             self._held_out,
             self._data.recall_prompts,
             self._data.max_length,

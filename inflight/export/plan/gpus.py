@@ -53,7 +53,7 @@ class Gpu(BaseModel):
     bandwidth_gb_s: Positive
     """The memory's bandwidth in GB/s (1e9 bytes)."""
     native: NativeSpeed | None = None
-    """What the native step does, on the machine at hand; None: on a GPU, and where PyTorch computes all steps."""
+    """The native step's speed on the machine at hand; None: on a GPU, and where PyTorch computes all steps."""
     dense_tflops: Mapping[Arithmetic, Positive]
     """TFLOP/s without sparsity; a precision that the chip cannot compute is absent."""
     interconnect: str

@@ -76,7 +76,7 @@ _KINDS = (
     _Kind(Packed.MXFP4, Packed.MXFP4, 4, group=32),
 )
 _CACHES = {"float32": (Packed.FLOAT32, 4), "bf16": (Packed.BFLOAT16, 2), "fp8": (Packed.E4M3, 1)}
-"""What each KV cache of a plan is for the library, and its bytes per number."""
+"""Maps a plan's KV cache to its type in the library, and its bytes per number."""
 
 
 def measure_native(

@@ -28,7 +28,7 @@ class AttentionSpeed(BaseModel):
 
 
 class NativeSpeed(BaseModel):
-    """What the native step does on this machine."""
+    """The native step's measured speeds on this machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,7 +38,7 @@ class NativeSpeed(BaseModel):
     """GB/s of weights, by the name of what they are packed as (``Packed``) and the tokens of the step, ascending. One
     token waits for memory, or for weights to be decoded; many are bound by arithmetic."""
     attention: Mapping[str, AttentionSpeed]
-    """By the type of the KV cache."""
+    """Attention's speed by the type of the KV cache."""
 
     def seconds(self, packed: Packed, nbytes: float, tokens: float) -> float:
         """Return how long ``tokens`` take to be multiplied by ``nbytes`` of weights.

@@ -44,8 +44,6 @@ _TEXT_FILES = (
     "generation_config.json",
 )
 _KV_CACHE = "FP8_KV_CFG"
-_MOST_LOST_BY_CACHE = 0.005
-"""The most that the perplexity may increase by an FP8 KV cache alone."""
 _WEIGHTS, _INTEGERS = "*weight_quantizer", (4, 8)
 """The name of the rule for weights, and ``num_bits`` of integers; of FP4 and FP8 they are pairs."""
 _FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
@@ -63,31 +61,35 @@ class Scheme:
     meaning: str
     better: str
     """The option that loses less, for a build that lost too much; empty: there is none."""
-    most_lost: float = 0.03
-    """The most that the perplexity may increase, as a fraction, unless the deployment says."""
+    most_lost: float | None = None
+    """The most that the perplexity may increase, as a fraction; None: as the deployment has it by default."""
     calibrated: bool = True
     """Whether it goes by the data that the model is shown."""
 
 
 _INT8 = "`--precision int8`, in as many bytes, which rounds weights alone"
+_BY_4_BITS = 0.03
+"""The most that the perplexity may increase by 4 bits, as a fraction."""
 _MORE_BITS = "`--precision int8`, which rounds to 8 bits"
 SCHEMES = {
-    "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor", _INT8, 0.005),
+    "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor", _INT8),
     "int8": Scheme(
         "INT8_WEIGHT_ONLY_CFG",
         "W8A16",
         "weights in INT8 with a scale per row or group of inputs, activations in 16 bit",
         "",
-        0.005,
         calibrated=False,
     ),
     "int4-awq": Scheme(
         "INT4_AWQ_CFG", "W4A16_AWQ", "weights in INT4 with a scale per group of inputs (AWQ), activations in 16 bit",
-        _MORE_BITS,
+        _MORE_BITS, _BY_4_BITS,
     ),
-    "w4a8-awq": Scheme("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", "weights in INT4 (AWQ), activations in FP8", _MORE_BITS),
+    "w4a8-awq": Scheme(
+        "W4A8_AWQ_BETA_CFG", "W4A8_AWQ", "weights in INT4 (AWQ), activations in FP8", _MORE_BITS, _BY_4_BITS
+    ),
     "nvfp4": Scheme(
-        "NVFP4_DEFAULT_CFG", "NVFP4", "weights and activations in FP4 with an FP8 scale per 16 values", _MORE_BITS
+        "NVFP4_DEFAULT_CFG", "NVFP4", "weights and activations in FP4 with an FP8 scale per 16 values",
+        _MORE_BITS, _BY_4_BITS,
     ),
 }  # fmt: skip
 """The schemes by precision; ``bf16``, ``fp16`` and ``float32`` keep the checkpoint as it is."""
@@ -117,9 +119,10 @@ class Recipe:
         return self.fp8_kv_cache or SCHEMES[self.precision].calibrated
 
     @property
-    def most_lost(self) -> float:
-        """The most that the perplexity may increase, as a fraction, unless the deployment says."""
-        return SCHEMES[self.precision].most_lost if self.precision in SCHEMES else _MOST_LOST_BY_CACHE
+    def limits(self) -> dict[str, float]:
+        """Limits on quality that differ from a deployment's defaults, by their names there."""
+        most = SCHEMES[self.precision].most_lost if self.precision in SCHEMES else None
+        return {} if most is None else {"max_perplexity_increase": most}
 
     @property
     def better(self) -> str:

@@ -40,6 +40,7 @@ class Verifier:
     original: Path
     quantized: Path
     deployment: Deployment
+    tokenizer: Tokenizer
     held_out: DataSet
     recall_prompts: int
     max_length: int
@@ -98,11 +99,10 @@ class Verifier:
         engine, cache = self.deployment.engine, self.deployment.kv_cache
         original = StepScorer(self.original, engine.dtype, device=self.device, cpu_step=engine.cpu_step)
         other = StepScorer(self.quantized, engine.dtype, cache.dtype, self.device, engine.cpu_step, engine.weights)
-        tokenizer = Tokenizer.from_checkpoint(self.original)
         length = min(self.max_length, original.max_length)
-        examples = self.held_out.examples(tokenizer, length)
-        recall = recall_examples(self.held_out, tokenizer, length, self.recall_prompts)
-        quality = measure(original, other, examples, recall, tokenizer.config.end_ids, self.progress, journal)
+        examples = self.held_out.examples(self.tokenizer, length)
+        recall = recall_examples(self.held_out, self.tokenizer, length, self.recall_prompts)
+        quality = measure(original, other, examples, recall, self.tokenizer.config.end_ids, self.progress, journal)
         del original, other  # both are loaded once more, layer by layer
         errors = [asdict(one) for one in self._layers().errors()]
         record = {**provenance(), **self.facts, "quality": asdict(quality), "layers": errors}
@@ -119,5 +119,4 @@ class Verifier:
         engine, cache = self.deployment.engine, self.deployment.kv_cache
         original = Scorer(self.original, engine.dtype, device=self.device)
         other = Scorer(self.quantized, engine.dtype, cache.dtype, self.device)
-        tokenizer = Tokenizer.from_checkpoint(self.original)
-        return Layers(original, other, self.held_out.examples(tokenizer, original.max_length))
+        return Layers(original, other, self.held_out.examples(self.tokenizer, original.max_length))

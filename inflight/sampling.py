@@ -6,6 +6,7 @@ that lies behind trusts it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -15,7 +16,6 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from inflight.errors import InvalidRequest
-from inflight.json_text import loads
 
 _MOST_LENGTH_PENALTY = 50
 
@@ -84,7 +84,7 @@ class Guide:
         _require(len(start_ids) <= MAX_GUIDE_START_IDS, "guide_start_ids: the number of ids", len(start_ids), limit)
         if kind in _JSON_GUIDES:
             try:
-                loads(text or "", object_pairs_hook=unique_keys)
+                json.loads(text or "", object_pairs_hook=unique_keys)
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
         return cls(cast(GuideKind, kind), text or "", start_ids)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import multiprocessing
+import os
 import statistics
 import threading
 import time
@@ -11,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 
 from benchmarks.hostile.pair import serving
 from benchmarks.result import Result, Row
@@ -21,6 +24,7 @@ _AMBIGUOUS = 'root ::= root root | "a" | "b%d"'
 _PROMPT_BYTES, _BODY_BYTES, _VALUES = 4_100_000, 15_000_000, 2_200_000
 _PATIENCE_S = 120.0
 _TOKENS = 60
+_NICE = 19
 _CHAT = [{"role": "user", "content": "What is a paged KV cache?"}]
 MOST = 1.5
 """How much longer a neighbour's gaps may be beside them than without them."""
@@ -103,37 +107,48 @@ def _stream(gateway: Address, model: str, felt: _Felt) -> None:
 
 
 @contextmanager
-def _clients(gateway: Address, model: str, work: Work, answers: Counter[int]) -> Iterator[None]:
-    """Have the clients of ``work`` send; those that wait at the end are left."""
-    ends = threading.Event()
+def _clients(gateway: Address, model: str, number: int, answers: Counter[int]) -> Iterator[None]:
+    """Have the clients of a work send, from a process of their own; those that wait at the end are left."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_attack, args=(gateway, model, number, theirs), daemon=True)
+    process.start()
+    try:
+        ours.recv()
+        yield
+        ours.send(None)
+        answers.update(ours.recv())
+    finally:
+        process.kill()
+        process.join()
+
+
+def _attack(gateway: Address, model: str, number: int, connection: Connection) -> None:
+    """Send until the end is told. It is less urgent than all else, as clients of other machines take none of this one's
+    processors."""
+    os.nice(_NICE)
+    work, answers, ends = WORKS[number], Counter[int](), threading.Event()
 
     def send(body: bytes) -> None:
         while not ends.is_set():
-            connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=_PATIENCE_S)
+            client = http.client.HTTPConnection(gateway.host, gateway.port, timeout=_PATIENCE_S)
             try:
-                connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-                connections.add(connection)
-                response = connection.getresponse()
+                client.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+                response = client.getresponse()
                 response.read()
                 answers[response.status] += 1
             except OSError:
                 answers[0] += not ends.is_set()
             finally:
-                connections.discard(connection)
-                connection.close()
+                client.close()
 
-    connections: set[http.client.HTTPConnection] = set()
-    bodies = [work.body(model, number) for number in range(work.clients)]  # it would hold the neighbour's thread up
-    threads = [threading.Thread(target=send, args=(body,), daemon=True) for body in bodies]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        for one in list(connections):
-            if one.sock is not None:
-                one.sock.close()
+    bodies = [work.body(model, number) for number in range(work.clients)]
+    connection.send(None)
+    for body in bodies:
+        threading.Thread(target=send, args=(body,), daemon=True).start()
+    connection.recv()
+    ends.set()
+    connection.send(answers)
 
 
 def _feel(gateway: Address, model: str, seconds: float) -> _Felt:
@@ -154,15 +169,14 @@ def beside(seconds: float, say: Callable[[str], object]) -> Result:
         gateway, model = serve.front.places.gateway, serve.front.model
         assert gateway is not None, "the pair has a gateway"
         _feel(gateway, model, seconds / 4)
-        for work in (None, *WORKS):
+        rows.append(_row("nobody", _feel(gateway, model, seconds), Counter()))
+        say(str(rows[-1]))
+        for number, work in enumerate(WORKS):
             answers = Counter[int]()
-            if work is None:
+            with _clients(gateway, model, number, answers):
                 felt = _feel(gateway, model, seconds)
-            else:
-                with _clients(gateway, model, work, answers):
-                    felt = _feel(gateway, model, seconds)
-                serve.wait_until_served()
-            rows.append(_row("nobody" if work is None else work.name, felt, answers))
+            serve.wait_until_served()
+            rows.append(_row(work.name, felt, answers))
             say(str(rows[-1]))
     return Result("beside", "What a neighbour feels", finding(rows), rows)
 

@@ -78,7 +78,7 @@ def make_server(deployment: Deployment) -> GatewayServer:
     Raises:
         DeploymentError: the deployment cannot be served.
     """
-    settings, gateway = deployment.gateway, make_gateway(deployment)
+    settings, gateway = deployment.gateway, make_gateway(deployment).with_fork_server()
     config = GatewayConfig(
         make_app(gateway),
         settings.client_timeout_s,

@@ -6,6 +6,7 @@ pairs. Each of them is refused here, since the next reader would take it otherwi
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any, NoReturn
@@ -13,15 +14,12 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from inflight.gateway.errors import ApiError, invalid
-from inflight.json_text import loads
 
 MOST_LEVELS = 100
 """How deep objects and arrays may lie in each other: what renders or checks them goes into them by recursion."""
 MOST_OF = {",": 1_000_000, ":": 200_000, "[": 200_000, "{": 200_000}
 """How often a body may have these characters, in strings too. They bound how many values it has: one of two bytes takes
-64 in memory, and Python makes many at once while all its threads wait. Prompts with more are longer than contexts."""
-_PIECE = 1 << 20
-"""Bytes of a body that one search reads: no other thread runs meanwhile."""
+64 in memory. Prompts with more are longer than contexts."""
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -38,7 +36,9 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: byte {error.start} cannot be decoded") from None
     try:
-        value = loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float, parse_int=_int)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float, parse_int=_int
+        )
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -47,7 +47,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
         raise invalid(f"the body is a JSON {_kind(value)}; it must be an object")
     if body.count(b"{") + body.count(b"[") > MOST_LEVELS:
         _check_depth(value)
-    if any(_SURROGATE.search(body, place, place + _PIECE + 3) for place in range(0, len(body), _PIECE)):
+    if _SURROGATE.search(body):
         _check_surrogates(value)
     return value
 
@@ -99,6 +99,15 @@ def _int(digits: str) -> int:
     if len(digits) > 40:
         raise invalid(f"the body has a number with {len(digits)} digits, which is out of range")
     return int(digits)
+
+
+_HOOKS: dict[str, Any] = {
+    "object_pairs_hook": _object,
+    "parse_constant": _no_constant,
+    "parse_float": _float,
+    "parse_int": _int,
+}
+"""What Python's reader calls for each such value."""
 
 
 def _kind(value: Any) -> str:

@@ -34,20 +34,20 @@ from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta,
 async def chat_completions(request: Request) -> Response:
     """Answer a chat. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-
-    def prepare(body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
-        fields = gateway.read(CHAT_READER, body)
-        fields = fields.naming(tools_left_out(fields), strict=gateway.settings.strict_fields)
-        job = chat_job(request, fields, gateway, stream=wants_stream(fields))
-        return fields, job, ChatAnswer(fields, gateway, job)
-
-    fields, job, answer = await prepared(request, prepare)
+    fields, job, answer = await prepared(request, _prepare)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = counted(request, gateway, job)
     if job.request.stream:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
     return Response(body, media_type="application/json", headers=fields.headers())
+
+
+def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
+    fields = gateway.read(CHAT_READER, body)
+    fields = fields.naming(tools_left_out(fields), strict=gateway.settings.strict_fields)
+    job = chat_job(request, fields, gateway, stream=wants_stream(fields))
+    return fields, job, ChatAnswer(fields, gateway, job)
 
 
 class ChatAnswer:

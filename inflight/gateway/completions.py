@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(request: Request) -> Response:
     """Complete prompts. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    fields, jobs, answer = await prepared(request, lambda body: _prepare(request, gateway, body))
+    fields, jobs, answer = await prepared(request, _prepare)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = counted_all(request, gateway, jobs)
     if wants_stream(fields):

@@ -17,6 +17,7 @@ from inflight.errors import DeploymentError
 from inflight.gateway.engine_client import EngineClient
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, Reader, Variables
+from inflight.gateway.fork_server import ForkServer
 from inflight.gateway.hints import TEMPLATE_HINTS, hint_variables
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
@@ -60,8 +61,15 @@ class Gateway:
     """None: no answer is scored again."""
     embedding_format: EmbeddingFormat
     """How the checkpoint makes an embedding of its hidden states."""
+    fork_server: ForkServer[Gateway] | None = None
+    """Prepares the largest requests; None: threads do, since the gateway is not the only one in its process."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the gateway began, in seconds since the epoch; ``created`` of the models."""
+
+    def with_fork_server(self) -> Gateway:
+        """Return it with a process that forks, which must be started before threads that run Python are."""
+        shared = (self.deployment, self.tokenizer, self.chat_template, self.chat_format, self.embedding_format)
+        return replace(self, fork_server=ForkServer(self, [one for one in shared if one is not None]))
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -48,7 +48,7 @@ READER = Reader(EMBEDDINGS, required=("input",))
 async def embeddings(request: Request) -> Response:
     """Answer with one vector for each input. Raises ApiError."""
     gateway = gateway_of(request)
-    fields, readings, length = await prepared(request, lambda body: _prepare(request, gateway, body))
+    fields, readings, length = await prepared(request, _prepare)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = await while_connected(request, read_all(gateway, readings))
     head = {**answer_head(fields, "embd"), "object": "list"}

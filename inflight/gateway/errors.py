@@ -58,13 +58,16 @@ class ApiError(Exception):
             type: the kind of error; by default it follows from the status.
             headers: more headers of the response.
         """
-        super().__init__(message)
+        super().__init__(status, message)  # with which it is made again in another process
         self.status = status
         self.message = readable(message)
         self.code = code
         self.param = None if param is None else readable(param)
         self.type = type or _TYPES.get(status) or (INVALID if status < 500 else SERVER)
         self.headers = dict(headers or {})
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the body of the response: ``{"error": {…}}``."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields
 from inflight.gateway.values import boolean, string, wrong
-from inflight.json_text import loads, shown, size
+from inflight.json_text import shown, size
 from inflight.sampling import Guide, GuideKind, unique_keys
 
 ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
@@ -129,7 +129,7 @@ def _json(value: Any, path: str) -> str:
     """
     if isinstance(value, str):
         try:
-            value = loads(value, object_pairs_hook=unique_keys)
+            value = json.loads(value, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             raise invalid(f"{path} is a string that is not valid JSON: {error}", path) from None
     if not isinstance(value, dict | bool):

@@ -38,7 +38,7 @@ READER = Reader(RERANK, required=("query", "documents"))
 async def rerank(request: Request) -> Response:
     """Answer with the documents, the most relevant first; of equals, the first one. Raises ApiError."""
     gateway = gateway_of(request)
-    fields, documents, readings = await prepared(request, lambda body: _prepare(request, gateway, body), grows=True)
+    fields, documents, readings = await prepared(request, _prepare, grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = await while_connected(request, read_all(gateway, readings))
     scores = [relevance(delta) for delta in deltas]

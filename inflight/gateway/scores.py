@@ -65,17 +65,7 @@ GENERATIVE_READER = Reader(GENERATIVE, required=("query", "items", "label_token_
 async def score(request: Request) -> Response:
     """Answer with the labels' probabilities, or with the relevance of each pair of texts. Raises ApiError."""
     gateway = gateway_of(request)
-
-    def prepare(body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
-        fields = gateway.read(SCORE_READER, body)
-        if "query" in fields:
-            _only_labels(fields)
-            return fields, _label_readings(request, gateway, fields, joined=True)
-        queries, documents, param = _pairs(fields)
-        prompts = rerank_prompts(gateway, fields, queries, documents, param)
-        return fields, label_readings(request, gateway, fields, prompts)
-
-    fields, readings = await prepared(request, prepare, grows=True)
+    fields, readings = await prepared(request, _prepare_score, grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = await while_connected(request, read_all(gateway, readings))
     if "query" not in fields:
@@ -90,15 +80,20 @@ async def score(request: Request) -> Response:
     return Response(body, media_type="application/json", headers=fields.headers())
 
 
+def _prepare_score(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
+    fields = gateway.read(SCORE_READER, body)
+    if "query" in fields:
+        _only_labels(fields)
+        return fields, _label_readings(request, gateway, fields, joined=True)
+    queries, documents, param = _pairs(fields)
+    prompts = rerank_prompts(gateway, fields, queries, documents, param)
+    return fields, label_readings(request, gateway, fields, prompts)
+
+
 async def generative_scoring(request: Request) -> Response:
     """Answer with the first label's probability behind each item. Raises ApiError."""
     gateway = gateway_of(request)
-
-    def prepare(body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
-        fields = gateway.read(GENERATIVE_READER, body)
-        return fields, _label_readings(request, gateway, fields, joined=False)
-
-    fields, readings = await prepared(request, prepare, grows=True)
+    fields, readings = await prepared(request, _prepare_generative, grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = await while_connected(request, read_all(gateway, readings))
 
@@ -106,6 +101,11 @@ async def generative_scoring(request: Request) -> Response:
         return _probabilities(fields, label_log_probs(delta), softmax=True)[0]
 
     return await _scored(fields, readings, deltas, score_of, len(fields["label_token_ids"]))
+
+
+def _prepare_generative(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
+    fields = gateway.read(GENERATIVE_READER, body)
+    return fields, _label_readings(request, gateway, fields, joined=False)
 
 
 async def _scored(

@@ -54,40 +54,40 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of ``prompt``, or of the prompt that the chat template makes of ``messages``."""
     gateway = gateway_of(request)
-
-    def answer(body: dict[str, Any]) -> tuple[Fields, Response]:
-        if body.get("messages") is not None:
-            fields = gateway.read(TOKENIZE_CHAT, body)
-            fields = fields.naming(tools_left_out(fields), strict=gateway.settings.strict_fields)
-            _, tokens = chat_prompt(fields, gateway, read_tools(fields)[0])
-        else:
-            fields = gateway.read(TOKENIZE_TEXT, body)
-            special = fields.get("add_special_tokens", True)
-            [tokens] = encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special, most=None)
-        content = {
-            "count": len(tokens),
-            "max_model_len": gateway.max_model_len,
-            "tokens": tokens,
-            "token_strs": gateway.tokenizer.pieces(tokens) if fields.get("return_token_strs") else None,
-        }
-        return fields, _response(fields, content)
-
-    fields, response = await prepared(request, answer)
+    fields, response = await prepared(request, _tokenized)
     gateway.metrics.ignored_fields(fields.ignored)
     return response
+
+
+def _tokenized(_: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, Response]:
+    if body.get("messages") is not None:
+        fields = gateway.read(TOKENIZE_CHAT, body)
+        fields = fields.naming(tools_left_out(fields), strict=gateway.settings.strict_fields)
+        tokens = chat_prompt(fields, gateway, read_tools(fields)[0])[1]
+    else:
+        fields = gateway.read(TOKENIZE_TEXT, body)
+        special = fields.get("add_special_tokens", True)
+        [tokens] = encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special, most=None)
+    content = {
+        "count": len(tokens),
+        "max_model_len": gateway.max_model_len,
+        "tokens": tokens,
+        "token_strs": gateway.tokenizer.pieces(tokens) if fields.get("return_token_strs") else None,
+    }
+    return fields, _response(fields, content)
 
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of ``tokens``, special tokens included."""
     gateway = gateway_of(request)
-
-    def answer(body: dict[str, Any]) -> tuple[Fields, Response]:
-        fields, text = _text(gateway, body)
-        return fields, _response(fields, {"prompt": text})
-
-    fields, response = await prepared(request, answer)
+    fields, response = await prepared(request, _detokenized)
     gateway.metrics.ignored_fields(fields.ignored)
     return response
+
+
+def _detokenized(_: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, Response]:
+    fields, text = _text(gateway, body)
+    return fields, _response(fields, {"prompt": text})
 
 
 def _response(fields: Fields, content: dict[str, Any]) -> Response:

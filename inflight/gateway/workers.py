@@ -2,8 +2,9 @@
 
 More threads would not be faster, since one of them at a time runs Python, and they would hold up the event loop's.
 Work that waits for a thread has its turn by when it came and how large it is: what is small overtakes what is large,
-and nothing waits for good. One thread at most does what takes longest, so that the rest never waits
-for that. Work whose client leaves while it waits is forgotten, with all the memory that it holds.
+and nothing waits for good. One thread at most does what takes longest, or waits for the process that does
+(``fork_server``), so that the rest never waits for that. Work whose client leaves while it waits is forgotten, with all
+the memory that it holds.
 """
 
 from __future__ import annotations

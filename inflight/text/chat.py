@@ -6,6 +6,7 @@ whitespace rules are set up here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +21,6 @@ import jinja2.nodes
 import jinja2.parser
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
-from inflight.json_text import loads
 from inflight.text.bounded_templates import BoundedEnvironment, to_json
 from inflight.text.checkpoint import TextConfig
 from inflight.text.generic_tools import with_generic_tools
@@ -284,7 +284,7 @@ def _call_with_text(call: dict[str, Any]) -> dict[str, Any]:
 def parse_json(name: str, text: str) -> Any:
     """Parse the JSON of the input ``name``. Raises InvalidRequest: naming the input."""
     try:
-        return loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from inflight.errors import InvalidRequest
-from inflight.json_text import loads, shown
+from inflight.json_text import shown
 
 Message = dict[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -93,7 +94,7 @@ def _arguments(arguments: Any, place: str) -> dict[str, Any]:
     """Return arguments as an object; clients send them as a string of JSON."""
     if isinstance(arguments, str):
         try:
-            arguments = loads(arguments) if arguments.strip() else {}
+            arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{place} is not valid JSON: {error}") from None
     if arguments is None:

@@ -170,7 +170,6 @@ def test_a_prompt_that_is_far_too_long_is_not_encoded_to_its_end(
 def test_what_is_too_large_is_neither_read_nor_written(
     ready: Inside, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], param: str
 ) -> None:
-    monkeypatch.setattr(guides_module, "loads", None)
     monkeypatch.setattr(guides_module, "json", None)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], **fields}
     content = json.JSONEncoder().encode(body)

@@ -31,7 +31,7 @@ from inflight.gateway.values import same
 async def create_message(request: Request) -> Response:
     """Answer a request for a message. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    asked, fields, job = await prepared(request, lambda body: _prepare(request, gateway, body))
+    asked, fields, job = await prepared(request, _prepare)
     gateway.metrics.ignored_fields(fields.ignored)
     request_id = state_of(request).request_id
     answer = _Answer(asked, gateway, fields["model"], job, request_id)
@@ -58,17 +58,17 @@ def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens of the prompt that a request for a message would have."""
     gateway = gateway_of(request)
-
-    def count_of(body: dict[str, Any]) -> tuple[Fields, int]:
-        rules = TurnRules.of(gateway.chat_template)
-        asked = read_count_request(body, strict=gateway.settings.strict_fields, rules=rules)
-        fields = _chat_fields(gateway, asked)
-        return fields, prompt_tokens_of(gateway, fields, asked.names)
-
-    fields, count = await prepared(request, count_of)
+    fields, count = await prepared(request, _count)
     gateway.metrics.ignored_fields(fields.ignored)
     headers = {"request-id": state_of(request).request_id, **fields.headers()}
     return JSONResponse({"input_tokens": count}, headers=headers)
+
+
+def _count(_: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, int]:
+    rules = TurnRules.of(gateway.chat_template)
+    asked = read_count_request(body, strict=gateway.settings.strict_fields, rules=rules)
+    fields = _chat_fields(gateway, asked)
+    return fields, prompt_tokens_of(gateway, fields, asked.names)
 
 
 def _chat_fields(gateway: Gateway, asked: MessagesRequest) -> Fields:

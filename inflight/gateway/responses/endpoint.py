@@ -33,18 +33,7 @@ from inflight.text.output.events import ContentDelta
 async def create_response(request: Request) -> Response:
     """Answer a request for a response. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-
-    def prepare(body: Json) -> tuple[ResponsesRequest, Fields, Job, _Answer]:
-        rules = TurnRules.of(gateway.chat_template)
-        enforces = partial(can_enforce, gateway.chat_format, gateway.deployment.most_guide_bytes)
-        asked = read_request(body, strict=gateway.settings.strict_fields, rules=rules, enforces=enforces)
-        fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
-        job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
-        guide_param = asked.names.path(job.guide_param)
-        job = replace(job, prompt_param="input", guide_param=guide_param, by_token=asked.log_probs)
-        return asked, fields, job, _Answer(asked, gateway, fields, job)
-
-    asked, fields, job, answer = await prepared(request, prepare)
+    asked, fields, job, answer = await prepared(request, _prepare)
     gateway.metrics.ignored_fields(fields.ignored)
     deltas = deltas_of(request, gateway, job, asked.names)
     headers = fields.headers()
@@ -52,6 +41,17 @@ async def create_response(request: Request) -> Response:
         return EventStream(request, answer.stream(deltas), last=b"", on_error=answer.failed, headers=headers)
     body = await while_connected(request, answer.whole(deltas))
     return Response(body, media_type="application/json", headers=headers)
+
+
+def _prepare(request: Request, gateway: Gateway, body: Json) -> tuple[ResponsesRequest, Fields, Job, _Answer]:
+    rules = TurnRules.of(gateway.chat_template)
+    enforces = partial(can_enforce, gateway.chat_format, gateway.deployment.most_guide_bytes)
+    asked = read_request(body, strict=gateway.settings.strict_fields, rules=rules, enforces=enforces)
+    fields = fields_of(gateway, asked.chat, asked.names, asked.ignored)
+    job = job_of(request, gateway, fields, asked.names, stream=asked.stream)
+    guide_param = asked.names.path(job.guide_param)
+    job = replace(job, prompt_param="input", guide_param=guide_param, by_token=asked.log_probs)
+    return asked, fields, job, _Answer(asked, gateway, fields, job)
 
 
 class _Answer:

@@ -1,0 +1,157 @@
+"""A process that has a fork server, for tests: one with threads, as theirs is, cannot be forked safely.
+
+``python -m tests.gateway.support.forked CASE`` runs one case, which says what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from pickle import PickleBuffer
+
+import psutil
+
+from inflight.gateway import fork_server
+from inflight.gateway.errors import ApiError, invalid
+from inflight.gateway.fork_server import ForkServer
+
+PATIENCE_S = 120.0
+
+
+class Shared:
+    """What results refer to."""
+
+    def __reduce__(self) -> str:
+        raise AssertionError("it is never sent")
+
+
+fork_server.MOST_CPU_S = 1
+SHARED = Shared()
+SERVER: ForkServer[str]
+
+
+def echo(context: str, body: bytes, *more: object) -> tuple[object, ...]:
+    return context, os.getpid(), bytes(body[:3]), len(body), os.nice(0), *more
+
+
+def refuse(_: str) -> None:
+    raise invalid("n is 3; it must be even", "n")
+
+
+def fail(_: str) -> None:
+    raise LookupError("gone")
+
+
+def keep(_: str) -> object:
+    return lambda: None
+
+
+def hold(_: str, place: str) -> None:
+    """Say who this is, and never end."""
+    Path(place).write_text(str(os.getpid()))
+    while True:
+        time.sleep(60)
+
+
+def burn(_: str) -> None:
+    while True:
+        sum(range(1000))
+
+
+def end(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raised(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("it raises nothing")
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _held() -> tuple[fork_server.Call[None], threading.Thread, int]:
+    """Return a call that never ends, the thread that waits for it, and its process."""
+    place = Path(sys.argv[2])
+    call = SERVER.call(hold, str(place))
+
+    def wait() -> None:
+        try:
+            call.result()
+        except ApiError as error:
+            print(error.status)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    _until(lambda: place.exists() and bool(place.read_text()))
+    return call, thread, int(place.read_text())
+
+
+def results() -> None:
+    """Results come as they are, from a process of lower priority, and what is shared is the same again."""
+    body = bytearray(b"abc") + bytes(20 << 20)
+    context, pid, begin, size, nice, shared, other = SERVER.call(echo, PickleBuffer(body), SHARED, {"a": [1]}).result()
+    assert (context, begin, size, other) == ("the context", b"abc", len(body), {"a": [1]})
+    assert shared is SHARED
+    assert pid != os.getpid()
+    assert nice == os.nice(0) + 10
+    assert SERVER.call(echo, PickleBuffer(b"d")).result()[1] != pid, "each call has its own"
+
+
+def errors() -> None:
+    """An error is the same as without the process; one of ours comes with where it was raised."""
+    error = _raised(SERVER.call(refuse).result)
+    assert isinstance(error, ApiError)
+    assert (error.status, str(error), error.param) == (400, "n is 3; it must be even", "n")
+    for function, said in ((fail, "LookupError: gone"), (keep, "Can't pickle")):
+        assert said in str(_raised(SERVER.call(function).result))
+
+
+def ended() -> None:
+    """A call that is ended, by itself, by a limit or by whoever waits for it, is an error; the next one is made."""
+    for function in end, burn:
+        error = _raised(SERVER.call(function).result)
+        assert isinstance(error, ApiError)
+        assert (error.status, error.headers) == (500, {"x-should-retry": "false"})
+    call, thread, pid = _held()
+    call.end()
+    thread.join(PATIENCE_S)
+    _until(lambda: not psutil.pid_exists(pid))
+    late = SERVER.call(echo, PickleBuffer(b""))
+    late.end()
+    assert isinstance(_raised(late.result), ApiError), "it has been ended before it began"
+    assert SERVER.call(echo, PickleBuffer(b"a")).result()
+
+
+def without() -> None:
+    """Where the server has ended, this process makes the calls."""
+    [server] = psutil.Process().children()
+    server.kill()
+    _until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+    assert SERVER.call(echo, PickleBuffer(b"abc")).result()[:3] == ("the context", os.getpid(), b"abc")
+
+
+def leave() -> None:
+    """End while a call runs, and say which processes there are."""
+    _held()
+    print(*(one.pid for one in psutil.Process().children(recursive=True)))
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    SERVER = ForkServer("the context", [SHARED])
+    globals()[sys.argv[1]]()
+    print("done")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -23,7 +23,7 @@ import jinja2.parser
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.text.bounded_templates import BoundedEnvironment, to_json
 from inflight.text.checkpoint import TextConfig
-from inflight.text.generic_tools import with_generic_tools
+from inflight.text.generic_tools import EXAMPLE, with_generic_tools, with_introduced_tools
 from inflight.text.messages import Message, check_messages
 from inflight.text.template_budget import budget
 
@@ -110,7 +110,7 @@ class ChatTemplate:
 
     @property
     def knows_no_tools(self) -> bool:
-        """Whether the template shows neither tools nor calls, so that ``generic_tools`` does."""
+        """Whether the template shows neither tools nor calls, so that both are told in other words."""
         return self._with_tools is None and "tools" in self._unused and "tool_calls" not in self._fields
 
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
@@ -118,8 +118,8 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template refuses the messages or the options, or UTF-8 cannot carry the prompt.
-            UnsupportedFeature: there are documents, and the template has no use of them; or tools, of which it shows
-                calls alone.
+            UnsupportedFeature: there are documents, and the template has no use of them; or tools, and its notation of
+                calls is not known.
         """
         options = dict(options or {})
         self._check_roles(messages)
@@ -129,6 +129,8 @@ class ChatTemplate:
             tools = options.pop("tools", None) or ()
             if tools or _has_calls(messages):
                 messages = self._generic(messages, tools)
+        elif "tools" in self._unused and options.get("tools") and self._notation:
+            messages = self._told(with_introduced_tools, messages, options.pop("tools"), self._notation)
         for name in options:
             if name in self._unused and options[name]:
                 raise UnsupportedFeature(f"{name}: this model's chat template has no use of {name}")
@@ -196,9 +198,24 @@ class ChatTemplate:
             return self._generic(messages, ())
         return _in_dialect(messages, self._dialect) if calling else messages
 
+    @cached_property
+    def _notation(self) -> str | None:
+        """How the template shows the call ``EXAMPLE``, alone in the assistant's message; None: it does not."""
+        chats: list[list[Message]] = [[_USER, {"role": "assistant", "content": _SAID}], [_USER, _calling(EXAMPLE)]]
+        with suppress(InvalidRequest):
+            said, called = (self._render(self._as_expected(chat), _ENDS) for chat in chats)
+            before, _, behind = said.partition(_SAID)
+            if called.startswith(before) and EXAMPLE["name"] in called:
+                return called.removeprefix(before).removesuffix(behind)
+        return None
+
     def _generic(self, messages: list[Message], tools: Any) -> list[Message]:
+        return self._told(with_generic_tools, messages, tools)
+
+    def _told(self, tell: Callable[..., list[Message]], messages: list[Message], *what: Any) -> list[Message]:
+        """Return messages in which tools are told in other words."""
         try:
-            return with_generic_tools(messages, tools, self._takes("system", "user"))
+            return tell(messages, *what, self._takes("system", "user"))
         except RecursionError:
             raise InvalidRequest("tools: nested too deep") from None
 
@@ -249,15 +266,18 @@ class _Dialect(NamedTuple):
 
 _DIALECTS = [_Dialect(False, None), _Dialect(False, ""), _Dialect(True, None), _Dialect(True, "")]
 _CALLED, _SAID = "probe_of_calls", "probe of text"
+_USER: Message = {"role": "user", "content": "a"}
+_ENDS = {"add_generation_prompt": False}
+
+
+def _calling(function: dict[str, Any], content: str | None = None) -> Message:
+    call = {"id": "call00000", "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
 def _probes(content: str | None) -> list[Message]:
-    call = {"id": "call00000", "type": "function", "function": {"name": _CALLED, "arguments": {"a": 1}}}
-    return [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": content, "tool_calls": [call]},
-        {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": _CALLED},
-    ]
+    calling = _calling({"name": _CALLED, "arguments": {"a": 1}}, content)
+    return [_USER, calling, {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": _CALLED}]
 
 
 def _in_dialect(messages: list[Message], dialect: _Dialect) -> list[Message]:

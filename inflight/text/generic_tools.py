@@ -1,8 +1,9 @@
-"""Tools for a model whose chat template has no use of them, in the notation ``hermes``.
+"""Tools for a model whose chat template has no use of them.
 
-The tools stand in the system message, with the notation of a call; earlier calls are text of the assistant's, and their
-outputs text of the user's. Whether such a model calls a tool of its own accord depends on its training. With
-``tool_choice: required`` it does, since a grammar holds the notation.
+The tools stand in the system message, with the notation of a call: that in which the template shows calls, or
+``hermes`` where it shows none. In that case earlier calls are text of the assistant's, and their outputs text of the
+user's. Whether such a model calls a tool of its own accord depends on its training. With ``tool_choice: required`` it
+does, since a grammar holds the notation.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from inflight.errors import InvalidRequest
 from inflight.text.bounded_templates import to_json
 from inflight.text.messages import Message
 
+EXAMPLE: dict[str, Any] = {"name": "the function's name", "arguments": {"an argument's name": "its value"}}
+"""The call that shows the notation."""
 _INTRODUCTION = """\
 These functions can be called:
 <tools>
 {tools}
 </tools>
-To call one, write its name and its arguments as JSON between two tags:
-<tool_call>
-{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
-</tool_call>
+To call one, write its name and its arguments as JSON {call}"""
+_CALL = """\
+between two tags:
+{call}
 What a function returns comes between <tool_response> and </tool_response>."""
 
 
@@ -37,8 +40,7 @@ def with_generic_tools(messages: Sequence[Message], tools: Sequence[Any], takes_
     Raises:
         InvalidRequest: ``tools`` is no list of objects.
     """
-    if not isinstance(tools, Sequence) or not all(isinstance(tool, dict) for tool in tools):
-        raise InvalidRequest("tools must be a list of objects")
+    tools = _checked(tools)
     made, in_outputs = list[Message](), False
     for message in messages:
         goes_on = in_outputs and message["role"] in ("tool", "user")  # roles alternate in most templates
@@ -53,10 +55,30 @@ def with_generic_tools(messages: Sequence[Message], tools: Sequence[Any], takes_
             made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
         else:
             made.append({"role": "user", "content": text} if message["role"] == "tool" else message)
-    if tools:
-        text = _INTRODUCTION.format(tools="\n".join(map(to_json, tools)))
-        _introduce(made, text, "system" if takes_system else "user")
-    return made
+    return _introduced(made, tools, _CALL.format(call=_call(EXAMPLE)), takes_system) if tools else made
+
+
+def with_introduced_tools(
+    messages: Sequence[Message], tools: Sequence[Any], notation: str, takes_system: bool
+) -> list[Message]:
+    """Return messages of a chat with tools as a template shows them that knows calls alone.
+
+    Args:
+        messages: as ``check_messages`` returns them.
+        tools: as the request gives them.
+        notation: the call ``EXAMPLE`` as the template shows it.
+        takes_system: whether the template shows a system message; else the tools stand in the user's first one.
+
+    Raises:
+        InvalidRequest: ``tools`` is no list of objects.
+    """
+    return _introduced([*messages], _checked(tools), f"like this:\n{notation}", takes_system)
+
+
+def _checked(tools: Any) -> Sequence[Any]:
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, dict) for tool in tools):
+        raise InvalidRequest("tools must be a list of objects")
+    return tools
 
 
 def _call(function: dict[str, Any]) -> str:
@@ -64,9 +86,12 @@ def _call(function: dict[str, Any]) -> str:
     return f"<tool_call>\n{to_json(call)}\n</tool_call>"
 
 
-def _introduce(made: list[Message], text: str, role: str) -> None:
-    """Put text into the first message, behind what that says, if it is of this role; else before all."""
+def _introduced(made: list[Message], tools: Sequence[Any], call: str, takes_system: bool) -> list[Message]:
+    """Return messages with tools in the first one, behind what it says, if it is of the right role; else before all."""
+    text = _INTRODUCTION.format(tools="\n".join(map(to_json, tools)), call=call)
+    role = "system" if takes_system else "user"
     if made and (made[0]["role"] == role or (role, made[0]["role"]) == ("system", "developer")):
         made[0] = {**made[0], "content": "\n\n".join(filter(None, (made[0]["content"], text)))}
     else:
         made.insert(0, {"role": role, "content": text})
+    return made

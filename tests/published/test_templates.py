@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from benchmarks.environments import Home
 from benchmarks.published.fetched import model_path, tokenizer_path
-from inflight.errors import InvalidRequest, UnsupportedFeature
+from inflight.errors import InvalidRequest
 from inflight.text.chat import ChatTemplate, chat_template_of, parse_messages
 from tests.published.support.tokenizers import load_tokenizer
 
@@ -156,9 +156,21 @@ def test_templates_without_tools_show_calls_in_texts(template: ChatTemplate, con
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3"], indirect=True)
-def test_a_template_that_shows_calls_and_no_tools_refuses_tools(template: ChatTemplate) -> None:
-    with pytest.raises(UnsupportedFeature, match="no use of tools"):
-        _render(template, CHATS[0], TOOLS)
+def test_a_template_that_shows_calls_and_no_tools_has_them_in_the_system_message(template: ChatTemplate) -> None:
+    """The notation is the template's own, up to what it writes behind all calls, which it leaves out behind one."""
+    prompt = _render(template, [{"role": "system", "content": "Be brief."}, *CHATS[0]], TOOLS)
+    assert prompt
+    begin, tools = "<｜begin▁of▁sentence｜>Be brief.\n\nThese functions can be called:\n<tools>\n", json.dumps(TOOLS[0])
+    name, argument = "the function's name", """{"an argument's name": "its value"}"""
+    call = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{argument}\n```"
+    call += "<｜tool▁call▁end｜>"
+    assert prompt.startswith(f"{begin}{tools}\n</tools>\n")
+    assert prompt.endswith(f"like this:\n{call}<｜User｜>Hi<｜Assistant｜>")
+    called = _render(template, _with_calls(None, 2), TOOLS)
+    assert called
+    assert called.removeprefix(prompt.replace("Be brief.\n\n", "").partition("<｜User｜>")[0]) == (
+        _render(template, _with_calls(None, 2)) or ""
+    ).removeprefix("<｜begin▁of▁sentence｜>"), "earlier calls are shown as without tools"
 
 
 @pytest.mark.parametrize("name", ["command_r_plus"], indirect=True)

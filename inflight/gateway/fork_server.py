@@ -110,7 +110,10 @@ class Call(Generic[Result]):
                     self._connection = None
         if succeeded:
             return result  # type: ignore[no-any-return]
-        raise result
+        try:
+            raise result
+        finally:
+            del result  # its traceback has this frame
 
     def end(self) -> None:
         """End the process, if it has not ended; or never begin."""

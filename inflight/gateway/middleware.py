@@ -80,6 +80,7 @@ class Requests:
             await _answer_error(away(STOPPING), scope, receive, answer)
         except Exception as error:
             await _answer_error(error, scope, receive, answer)
+            _let_go(error)
 
     async def _left(self, scope: Scope, state: RequestState, gone: Exception) -> None:
         self._metrics.disconnected(state.route)
@@ -87,6 +88,7 @@ class Requests:
             self._metrics.slow_client(state.route)
             log.warning("request %s: its client reads too slowly and is disconnected", state.request_id)
         await abort(scope)
+        _let_go(gone)
 
     def _end(self, scope: Scope, state: RequestState, status: int) -> None:
         self._metrics.end(state.route, status, state.seconds)
@@ -113,6 +115,14 @@ class _Answer:
                 await self.send(message)
         except TimeoutError:
             raise SlowClient from None
+
+
+def _let_go(error: Exception) -> None:
+    """Let go of the frames that an error has passed, and all that they hold, such as a body.
+
+    Some of them refer to the error, so all would stay until the garbage collector looks for circles.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 async def _answer_error(error: Exception, scope: Scope, receive: Receive, answer: _Answer) -> None:

@@ -52,6 +52,7 @@ class _Task:
             self.result.set_result(self.work())
         except BaseException as error:
             self.result.set_exception(error)
+            del self  # it has the error, whose traceback has this frame
 
 
 class Memory:
@@ -106,17 +107,24 @@ class _Queue:
             if task in self._waiting:
                 self._waiting.remove(task)
 
-    def _run_next(self) -> None:
-        """Do what is next; nothing, where that is huge and another thread does such work, which looks again then."""
+    def _next(self) -> _Task | None:
+        """Take what is next."""
         with self._lock:
             may_run = [task for task in self._waiting if not (task.huge and self._huge_runs)]
-            if not may_run:
-                return
-            task = min(may_run)
-            self._waiting.remove(task)
-            self._huge_runs = self._huge_runs or task.huge
+            task = min(may_run, default=None)
+            if task is not None:
+                self._waiting.remove(task)
+                self._huge_runs = self._huge_runs or task.huge
+            return task
+
+    def _run_next(self) -> None:
+        """Do what is next; nothing, where that is huge and another thread does such work, which looks again then."""
+        if (task := self._next()) is None:
+            return
+        huge = task.huge
         task.run()
-        if task.huge:
+        del task  # the frames that an error has passed are this one's callees, and refer to it
+        if huge:
             with self._lock:
                 self._huge_runs = False
             _MEMORY.give_back_soon()

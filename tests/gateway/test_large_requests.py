@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +21,11 @@ from inflight.gateway import preparing
 from inflight.gateway.body import MOST_OF
 from inflight.gateway.completion_choice import CompletionChoice
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.gateway.errors import invalid
 from inflight.gateway.workers import LARGE as LARGE_BYTES
 from inflight.text.tokenizer import Tokenizer
 from tests.gateway.support.answers import COMPLETIONS, MODEL, chunks, refusal
-from tests.gateway.support.gateways import Inside, inside
+from tests.gateway.support.gateways import Inside, inside, until
 from tests.gateway.support.scripted import scripted
 
 LARGE = "a " * LARGE_BYTES
@@ -206,6 +209,28 @@ def test_others_are_answered_while_a_large_request_is_prepared(ready: Inside, mo
         answered.set()
         ask.join()
     assert [reply.status_code for reply in replies] == [200]
+
+
+def test_what_a_refused_request_has_held_is_let_go_at_once(ready: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the garbage collector next looks for circles: the error has passed frames that refer to it."""
+
+    class Held:
+        """Something that takes memory."""
+
+    def refuse(body: bytes) -> dict[str, Any]:
+        held = Held()
+        alive.append(weakref.ref(held))
+        raise invalid("it is refused")
+
+    alive: list[weakref.ref[Held]] = []
+    monkeypatch.setattr(preparing, "parse_object", refuse)
+    gc.disable()
+    try:
+        with ready.client() as client:
+            assert refusal(client, "/tokenize", prompt=LARGE)["message"] == "it is refused"
+        until(lambda: alive[0]() is None)
+    finally:
+        gc.enable()
 
 
 def test_log_probs_of_a_long_prompt_are_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import socket
 import struct
 import threading
 import traceback
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NoReturn, TypeVar
@@ -32,6 +33,8 @@ MOST_CPU_S = 60
 _NICE = 10
 """How much less urgent a call is than the streams; a fork has a tenth of a processor that others want whole."""
 _CALL = b"c"
+_LONG = 64
+"""Numbers of a list that is written as one."""
 Context = TypeVar("Context")
 Result = TypeVar("Result")
 Function = Callable[..., Result]
@@ -197,7 +200,14 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, 5, buffer_callback=take)
         self._places = {id(one): place for place, one in enumerate(shared)}
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: Any) -> int | bytes | None:
+        """Return the place of a shared object, or the numbers of a long list, such as the tokens of a prompt.
+
+        Each list is then read by a call of its own, between which other threads run.
+        """
+        if type(obj) is list and len(obj) >= _LONG and set(map(type, obj)) == {int}:
+            with suppress(OverflowError):
+                return array("q", obj).tobytes()
         return self._places.get(id(obj))
 
 
@@ -207,7 +217,7 @@ class _Unpickler(pickle.Unpickler):
         self._shared = shared
 
     def persistent_load(self, pid: Any) -> object:
-        return self._shared[pid]
+        return array("q", pid).tolist() if isinstance(pid, bytes) else self._shared[pid]
 
 
 def _send(connection: socket.socket, value: object, shared: Sequence[object]) -> None:

@@ -102,8 +102,10 @@ def _held() -> tuple[fork_server.Call[None], threading.Thread, int]:
 def results() -> None:
     """Results come as they are, from a process of lower priority, and what is shared is the same again."""
     body = bytearray(b"abc") + bytes(20 << 20)
-    context, pid, begin, size, nice, shared, other = SERVER.call(echo, PickleBuffer(body), SHARED, {"a": [1]}).result()
-    assert (context, begin, size, other) == ("the context", b"abc", len(body), {"a": [1]})
+    given = {"ids": [*range(-99, 99)], "flags": [True] * 99, "large": [1 << 80] * 99, "mixed": [1, None] * 99}
+    context, pid, begin, size, nice, shared, other = SERVER.call(echo, PickleBuffer(body), SHARED, given).result()
+    assert (context, begin, size) == ("the context", b"abc", len(body))
+    assert repr(other) == repr(given)
     assert shared is SHARED
     assert pid != os.getpid()
     assert nice == os.nice(0) + 10

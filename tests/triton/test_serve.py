@@ -36,9 +36,11 @@ PATIENCE_S = 180.0
 """For a command to end, and for what it started; a machine that is busy takes long."""
 
 
-def _ports() -> list[str]:
-    http, grpc, metrics, gateway = map(str, free_ports(4))
-    return ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--gateway-port", gateway]
+def _ports(**given: int) -> list[str]:
+    """Return the options of all ports: those given, and free ones."""
+    names = ("http", "grpc", "metrics", "gateway")
+    ports = dict(zip(names, free_ports(len(names)), strict=True)) | given
+    return [f"--{name}-port={port}" for name, port in ports.items()]
 
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
@@ -200,9 +202,9 @@ def test_serve_names_an_unsupported_architecture(tmp_path: Path) -> None:
 
 def test_serve_names_a_busy_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = str(busy.getsockname()[1])
+        port = busy.getsockname()[1]
         reason = f"127.0.0.1:{port} cannot be used (Address already in use); choose another --metrics-port"
-        _expect_failure(reason, *_ports()[:4], "--metrics-port", port)
+        _expect_failure(reason, metrics=port)
 
 
 @pytest.mark.sweep
@@ -274,8 +276,9 @@ def test_serve_model_option_needs_no_deployment() -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
-def _expect_failure(reason: str, *arguments: str) -> None:
-    process = _start(*arguments, *([] if "--metrics-port" in arguments else _ports()))
+def _expect_failure(reason: str, *arguments: str, **ports: int) -> None:
+    """Start a command, on these ports and free ones, and see it end with one line that has ``reason``."""
+    process = _start(*arguments, *_ports(**ports))
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode not in (0, None)
     swept = "removed what a killed server has left"  # another test has killed that

@@ -12,8 +12,9 @@ import pytest
 from inflight.contract import MAX_BATCH_SIZE
 from inflight.errors import DeploymentError
 from inflight.resources import MODEL_REPOSITORY
+from inflight.serve.command import override_server
 from inflight.serve.repository import KINDS, orchestrator_environment, parameters, prepare_repository
-from inflight.serve.server import TritonServer
+from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import Deployment, load_deployment
 from tests.triton.support.servers import write_engine
 from tests.triton.support.upstream_backend import write_deployment
@@ -195,7 +196,8 @@ def test_the_file_of_every_rank_must_be_there(tmp_path: Path) -> None:
 
 
 def test_without_the_backend_the_image_is_named(tmp_path: Path) -> None:
-    server = TritonServer(tmp_path, load_deployment(write_deployment(tmp_path)))
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
+    server = TritonServer(tmp_path, override_server(load_deployment(write_deployment(tmp_path)), ports))
     with pytest.raises(DeploymentError, match=r"no backend tensorrtllm .*26.07-trtllm-python-py3 has it"):
         server.start()
     server.stop()

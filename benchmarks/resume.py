@@ -26,12 +26,13 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from benchmarks.faults.openai import model_name, streamed_completion
-from benchmarks.faults.served import VICTIMS, Served, demo_with, serving
+from benchmarks.faults.served import VICTIMS, Served, serving
 from benchmarks.result import Result, Row
 from benchmarks.resume_asks import GREEDY, HTTP, OPENAI, PROTOCOLS, SAMPLED, Ask, make_asks
 from inflight.addresses import read_directly
 from inflight.client import AsyncClient, AsyncHttpClient, Completion, Retry, Timeouts
 from inflight.errors import EngineFailure, InflightError
+from inflight.resources import DEMO
 from inflight.serve.server import free_ports
 
 ONE, REPLICAS = "one server", "two replicas"
@@ -46,8 +47,6 @@ _TRIES = 3
 _READY_S = 300.0
 _PATIENT = Retry(resume=True, longest_outage=300.0)  # of whatever machine
 _UNLIMITED = Timeouts(None, None, None)
-_WAITS = {"engine_wait_s": 300}
-"""So long a gateway waits for its engine, of whatever machine too."""
 _RESUMED = re.compile(r'^inflight_gateway_resumed_total\{outcome="resumed"\} (\S+)$', re.MULTILINE)
 _HAPROXY = """
 global
@@ -298,8 +297,7 @@ def break_streams(setting: str, asks: Sequence[Ask], seed: int) -> list[Wave]:
     waves = []
     victims = cycle(random.Random(f"{seed} {setting}").sample(VICTIMS, len(VICTIMS)))
     with ExitStack() as stack:
-        folder = demo_with(Path(stack.enter_context(TemporaryDirectory())) / "demo", gateway=_WAITS)
-        serves = [stack.enter_context(serving(deployment=folder)) for _ in range(1 if setting == ONE else 2)]
+        serves = [stack.enter_context(serving(deployment=DEMO)) for _ in range(1 if setting == ONE else 2)]
         grpc, http = serves[0].grpc, serves[0].http
         if setting == REPLICAS:
             grpc, http = stack.enter_context(_proxied(serves))

@@ -1,4 +1,6 @@
-"""The gateway's process: ``python -m inflight.gateway DEPLOYMENT [--sections JSON]``; `inflight serve` starts it.
+"""The gateway's process: ``python -m inflight.gateway DEPLOYMENT [--sections JSON] [--kept]``.
+
+`inflight serve` starts it.
 
 At SIGTERM it takes no more requests, gives those that run ``server.exit_timeout_s``, and ends.
 """
@@ -72,13 +74,17 @@ class GatewayServer(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(deployment: Deployment) -> GatewayServer:
+def make_server(deployment: Deployment, *, kept: bool = False) -> GatewayServer:
     """Return the server of a deployment, on ``gateway.host`` or ``server.host``, and ``gateway.port``.
+
+    Args:
+        deployment: the deployment.
+        kept: as in ``make_gateway``.
 
     Raises:
         DeploymentError: the deployment cannot be served.
     """
-    settings, gateway = deployment.gateway, make_gateway(deployment).with_fork_server()
+    settings, gateway = deployment.gateway, make_gateway(deployment, kept=kept).with_fork_server()
     config = GatewayConfig(
         make_app(gateway),
         settings.client_timeout_s,
@@ -119,12 +125,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inflight.gateway", description="Serve OpenAI's API.")
     parser.add_argument("deployment", type=Path, help="the deployment's directory")
     parser.add_argument("--sections", default="{}", help="JSON: sections that replace those of deployment.yaml")
+    parser.add_argument(
+        "--kept", action="store_true", help="wait for the engine until SIGTERM, which comes when it is given up"
+    )
     given = parser.parse_args(arguments)
     try:
         deployment = with_sections(load_deployment(given.deployment), json.loads(given.sections))
         logs.configure(deployment.observability)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = make_server(deployment)
+        server = make_server(deployment, kept=given.kept)
     except DeploymentError as error:
         print(f"inflight.gateway: {error}", file=sys.stderr)
         return 1

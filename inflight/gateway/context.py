@@ -135,8 +135,12 @@ class Gateway:
         return name
 
 
-def make_gateway(deployment: Deployment) -> Gateway:
+def make_gateway(deployment: Deployment, *, kept: bool = False) -> Gateway:
     """Return the gateway of a deployment; it asks for the engine at ``server.grpc_port``.
+
+    Args:
+        deployment: the deployment.
+        kept: whether what starts the engine stops this process when it gives the engine up.
 
     Raises:
         DeploymentError: the checkpoint's tokenizer or the file of API keys cannot be read.
@@ -145,8 +149,6 @@ def make_gateway(deployment: Deployment) -> Gateway:
     tokenizer, metrics = Tokenizer.from_checkpoint(deployment.model), GatewayMetrics()
     address = f"{nearest_of(server.host)}:{server.grpc_port}"
     readiness = Readiness(GrpcTransport(address, ENGINE, CONNECT_TIMEOUT_S), metrics)
-    behind_tokens = ENGINE_INPUT["resumed_ids"].served(deployment.engine.kind)
-    resumption = Resumption(settings.resume, behind_tokens, settings.engine_wait_s)
     return Gateway(
         deployment,
         tokenizer,
@@ -156,10 +158,18 @@ def make_gateway(deployment: Deployment) -> Gateway:
         ApiKeys(settings.api_keys_file) if settings.api_keys_file else None,
         chat_template_of(tokenizer.config),
         _chat_format(tokenizer, settings),
-        ResumingEngine(EngineClient(address), readiness, metrics, resumption),
+        ResumingEngine(EngineClient(address), readiness, metrics, _resumption(deployment, kept)),
         _quality(deployment, metrics, tokenizer),
         read_embedding_format(deployment.model, settings.embedding_pooling),
     )
+
+
+def _resumption(deployment: Deployment, kept: bool) -> Resumption:
+    settings, wait_s = deployment.gateway, deployment.gateway.engine_wait_s
+    behind_tokens = ENGINE_INPUT["resumed_ids"].served(deployment.engine.kind)
+    if wait_s is None:
+        return Resumption(settings.resume, behind_tokens, deployment.start_timeout_s, kept)
+    return Resumption(settings.resume, behind_tokens, wait_s, kept=False)
 
 
 def _quality(deployment: Deployment, metrics: GatewayMetrics, tokenizer: Tokenizer) -> QualityMonitor | None:

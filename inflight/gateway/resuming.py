@@ -54,7 +54,9 @@ class Resumption:
     behind_tokens: bool
     """Whether the engine goes on behind tokens; else a request of which any have come ends with the error."""
     wait_s: float
-    """Seconds that it waits for an engine that is away."""
+    """Seconds that it waits for an engine that is away, or that takes nothing."""
+    kept: bool
+    """Whether this process ends when the engine is given up: an engine that is away is waited for until then."""
 
 
 class ResumingEngine:
@@ -72,7 +74,7 @@ class ResumingEngine:
             ApiError: 503: the engine was away, and has not come back in time; 500: it has crashed once too often.
         """
         answer = _Answer(request)
-        if not await self._readiness.comes(answer.patience_s(self._resumption.wait_s)) and not answer.is_late:
+        if not await self._comes(answer) and not answer.is_late:
             self._readiness.check()
         while not answer.is_late:
             try:
@@ -123,11 +125,19 @@ class ResumingEngine:
         if answer.has_begun and not self._resumption.behind_tokens:
             return "unsupported"
         left_s = answer.patience_s(self._resumption.wait_s)
-        pause_s = min(answer.pause_s, left_s)
-        await asyncio.sleep(pause_s)
-        if (left_s > 0 and await self._readiness.comes(left_s - pause_s)) or answer.is_late:
+        await asyncio.sleep(min(answer.pause_s, left_s))
+        if (left_s > 0 and await self._comes(answer)) or answer.is_late:
             return None
         return "not_back"
+
+    async def _comes(self, answer: _Answer) -> bool:
+        """Wait for an engine that is away, as long as the request may; return whether it is back."""
+        if not self._resumption.kept:
+            return await self._readiness.comes(answer.patience_s(self._resumption.wait_s))
+        began = _now()
+        back = await self._readiness.comes(answer.left_s)
+        answer.excuse(_now() - began)
+        return back
 
     def _count(self, answer: _Answer) -> None:
         """Count a request that goes on, with the first delta behind a break."""
@@ -180,7 +190,7 @@ class _Answer:
     @property
     def is_late(self) -> bool:
         """Whether its deadline has passed."""
-        return self._left_s <= 0
+        return self.left_s <= 0
 
     @property
     def unfinished(self) -> list[int]:
@@ -193,7 +203,7 @@ class _Answer:
         return min(_MOST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._pauses - 1, 10))
 
     @property
-    def _left_s(self) -> float:
+    def left_s(self) -> float:
         """Seconds until its deadline, which counts from the first call."""
         deadline_ms = self.request.deadline_ms
         return math.inf if deadline_ms is None else self._began + deadline_ms / 1000 - _now()
@@ -201,7 +211,12 @@ class _Answer:
     def patience_s(self, wait_s: float) -> float:
         """Return how many seconds it still waits for an engine that may be away for ``wait_s``."""
         since = self._began if self._lost_at is None else self._lost_at
-        return max(0.0, min(since + wait_s - _now(), self._left_s))
+        return max(0.0, min(since + wait_s - _now(), self.left_s))
+
+    def excuse(self, seconds: float) -> None:
+        """Leave so many seconds out of those that it waits."""
+        if self._lost_at is not None:
+            self._lost_at += seconds
 
     def sent(self) -> None:
         """Note that it is sent."""
@@ -231,7 +246,7 @@ class _Answer:
     def _timely(self, request: GenerateRequest, suffix: str) -> GenerateRequest:
         """Return a request with the rest of its time, and with an id that the engine has not seen."""
         if request.deadline_ms is not None:
-            request = replace(request, deadline_ms=max(1, math.ceil(self._left_s * 1000)))
+            request = replace(request, deadline_ms=max(1, math.ceil(self.left_s * 1000)))
         if request.request_id and self._tries > 1:
             request = replace(request, request_id=f"{request.request_id}.{self._tries}{suffix}")
         return request

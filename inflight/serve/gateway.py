@@ -166,7 +166,7 @@ class GatewayProcess(KeptProcess):
             [
                 shields.util_linux("setpriv"),
                 *("--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", "inflight.gateway"),
-                *(str(self._directory.resolve()), "--sections", json.dumps(sections)),
+                *(str(self._directory.resolve()), "--kept", "--sections", json.dumps(sections)),
             ],
             env=servers_environment(),
             stdin=subprocess.DEVNULL,

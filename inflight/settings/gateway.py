@@ -60,13 +60,14 @@ class GatewaySettings(Section):
         description="a request whose engine breaks away goes on with the same tokens when the engine is back, after "
         "up to 2 crashes, or 3 if a token has come; false: it ends with the error",
     )
-    engine_wait_s: float = Field(
-        120,
+    engine_wait_s: float | None = Field(
+        None,
         ge=0,
         le=86_400,
         allow_inf_nan=False,
         description="seconds that a request waits for an engine that starts or starts again, before it is refused with "
-        "503; 0: it does not wait",
+        "503; 0: it does not wait. null: until `inflight serve` gives the engine up, or as long as a start may take "
+        "(`server.start_timeout_s`) where something else starts it",
     )
     tool_parser: str = Field(
         "auto", description="format of tool calls in the model's output; auto: as the checkpoint's template says; none"

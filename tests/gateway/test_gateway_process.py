@@ -316,8 +316,7 @@ BROKEN: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.proof
 def test_streams_go_on_where_the_server_dies(tmp_path: Path) -> None:
-    patient = {"gateway": {"engine_wait_s": 600}}
-    with serving(tmp_path, demo=True, **patient) as command, ThreadPoolExecutor() as pool:
+    with serving(tmp_path, demo=True) as command, ThreadPoolExecutor() as pool:
         for _ in range(4):  # before the server is killed, a fast one may have answered all that were to break
             begun = _counted(command, FIRST_TOKENS)
             broken = [pool.submit(_chat, command, body) for body in BROKEN]
@@ -334,6 +333,22 @@ def test_streams_go_on_where_the_server_dies(tmp_path: Path) -> None:
         assert repeated >= 1, "the last one comes whole"
         assert "ready again" in command.text()
         assert answers == [_said(_chat(command, body)) for body in BROKEN]
+
+
+@pytest.mark.proof(waits=True)
+def test_requests_wait_for_an_engine_until_it_is_given_up(tmp_path: Path) -> None:
+    """The restarts in a row fail, since the deployment cannot be read any more."""
+    with serving(tmp_path) as command, ThreadPoolExecutor() as pool:
+        assert "--kept" in command.child("inflight.gateway").cmdline()
+        (tmp_path / "deployment.yaml").write_text("model: [")
+        command.child("tritonserver").kill()
+        until(lambda: _is_away(command.health()), PATIENCE_S)
+        reply = pool.submit(_chat, command, CHAT)
+        until(lambda: "the server restarts in 16 s" in command.text(), PATIENCE_S)
+        assert not reply.done(), "all this while it waits"
+        assert _is_away(reply.result())
+        assert command.process.wait(PATIENCE_S) == 1
+        assert "gives up after 6 restarts in a row" in command.text()
 
 
 def _said(reply: httpx.Response) -> list[Any]:

@@ -92,7 +92,9 @@ async def read(engine: Faulty, *, enabled: bool = True, deadline_ms: int | None 
     metrics = GatewayMetrics()
     readiness = Readiness(GrpcTransport("127.0.0.1:1", "none", 1), metrics)
     readiness.show(True)
-    resumed = ResumingEngine(engine, readiness, metrics, Resumption(enabled, behind_tokens=True, wait_s=600))
+    resumed = ResumingEngine(
+        engine, readiness, metrics, Resumption(enabled, behind_tokens=True, wait_s=600, kept=False)
+    )
     request = GenerateRequest(
         prompt=[1],
         max_tokens=99,

@@ -238,6 +238,64 @@ def has_ended(running: Inside, reply: Future[Any], seconds: float) -> bool:
     return reply.done()
 
 
+def waiting(running: Inside, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return what is set once a request waits for the engine: its body has come, which would be late too."""
+    waits, comes = threading.Event(), running.gateway.readiness.comes
+
+    async def come_later(timeout_s: float) -> bool:
+        waits.set()
+        return await comes(timeout_s)
+
+    monkeypatch.setattr(running.gateway.readiness, "comes", come_later)
+    return waits
+
+
+@pytest.fixture
+def kept() -> Iterator[Served]:
+    """An engine that is waited for until it is given up."""
+    with pytest.MonkeyPatch.context() as patch, resuming_engine(kept=True) as running:
+        patch.setattr(resuming, "_PAUSE_S", 0.0)
+        yield running
+
+
+@pytest.mark.parametrize("breaks", [[], [3, 0]], ids=["a new request", "a stream that goes on"])
+def test_a_kept_engine_is_waited_for_however_long_it_starts(
+    kept: Served, breaks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its queue refuses when it is back has its time yet: that of the start does not count."""
+    running, drawn = kept
+    errors = iter([ServerUnreachable("Socket closed", broke=True), QueueFull("the queue is full")])
+    monkeypatch.setattr(Drawn, "error", property(lambda _: next(errors), lambda *_: None), raising=False)
+    drawn.outputs, drawn.seed, drawn.breaks = [TEXT], 2, breaks
+    drawn.at_break = lambda: running.gateway.readiness.show(not breaks)
+    running.gateway.readiness.show(bool(breaks))
+    waits = waiting(running, monkeypatch)
+    with running.client() as client, ThreadPoolExecutor() as pool:
+        reply = pool.submit(chunks, client, CHAT, **HI)
+        until(lambda: waits.is_set() and not running.gateway.readiness.ready)
+        running.advance(100_000)
+        come(running)
+        assert (
+            joined(CHAT, reply.result())["choices"][0]["message"]["content"] == "Grüße, 世界 👋🏽! The end of it all."
+        )
+    assert not breaks
+
+
+def test_a_kept_engine_that_is_there_and_takes_nothing_is_not_asked_for_ever(kept: Served) -> None:
+    running, drawn = kept
+
+    def pass_time() -> None:
+        clock = running.loop.time
+        running.loop.time = lambda: clock() + 250  # type: ignore[method-assign]
+
+    error = ServerUnreachable("the model is not ready")
+    vars(drawn).update(vars(Drawn([TEXT], breaks=[0] * 100, error=error, at_break=pass_time)))
+    with running.client() as client:
+        reply = client.post(CHAT, json={"model": MODEL, **HI})
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert len(drawn.requests) == 4, "it was tried for 600 s"
+
+
 def test_a_request_waits_for_an_engine_that_starts_again(away: Served) -> None:
     running, drawn = away
     drawn.outputs = [TEXT]
@@ -251,13 +309,7 @@ def test_a_request_waits_for_an_engine_that_starts_again(away: Served) -> None:
 
 def test_a_request_that_waits_too_long_is_refused(away: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     running, drawn = away
-    waits, comes = threading.Event(), running.gateway.readiness.comes
-
-    async def come_later(timeout_s: float) -> bool:
-        waits.set()  # its body has come, which would be late too
-        return await comes(timeout_s)
-
-    monkeypatch.setattr(running.gateway.readiness, "comes", come_later)
+    waits = waiting(running, monkeypatch)
     with running.client() as client, ThreadPoolExecutor() as pool:
         reply = pool.submit(client.post, CHAT, json={"model": MODEL, **HI})
         assert waits.wait(60)

@@ -181,12 +181,12 @@ def drawn_engine(**settings: Any) -> Iterator[tuple[Inside, Drawn]]:
 
 
 @contextmanager
-def resuming_engine(*, behind_tokens: bool = True) -> Iterator[tuple[Inside, Drawn]]:
+def resuming_engine(*, behind_tokens: bool = True, kept: bool = False) -> Iterator[tuple[Inside, Drawn]]:
     """Serve the demo with such an engine, which breaks away as it is drawn, behind what waits for it to come back."""
-    with drawn_engine(engine_wait_s=600) as (running, drawn):
+    with drawn_engine() as (running, drawn):
         app: Any = running.server.config.app
         gateway = app.state.gateway
-        resumption = Resumption(True, behind_tokens, gateway.settings.engine_wait_s)
+        resumption = Resumption(True, behind_tokens, 600, kept)
         engine = ResumingEngine(gateway.engine, gateway.readiness, gateway.metrics, resumption)
         app.state.gateway = replace(gateway, engine=engine)
         yield running, drawn

@@ -101,15 +101,6 @@ def _int(digits: str) -> int:
     return int(digits)
 
 
-_HOOKS: dict[str, Any] = {
-    "object_pairs_hook": _object,
-    "parse_constant": _no_constant,
-    "parse_float": _float,
-    "parse_int": _int,
-}
-"""What Python's reader calls for each such value."""
-
-
 def _kind(value: Any) -> str:
     names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
@@ -140,15 +131,16 @@ def _check_surrogates(value: dict[str, Any]) -> None:
         path, one = waiting.pop()
         if isinstance(one, dict):
             for key in one:
-                _check_text(key, path)
+                check_text(key, path)
             waiting += [(f"{path}.{key}" if path else key, inner) for key, inner in one.items()]
         elif isinstance(one, list):
             waiting += [(f"{path}[{index}]", inner) for index, inner in enumerate(one)]
         elif isinstance(one, str):
-            _check_text(one, path)
+            check_text(one, path)
 
 
-def _check_text(text: str, path: str) -> None:
+def check_text(text: str, path: str) -> None:
+    """Refuse a text of what is no characters. Raises ApiError: 400, naming its ``path``."""
     try:
         text.encode()
     except UnicodeEncodeError:

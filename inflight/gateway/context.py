@@ -67,9 +67,16 @@ class Gateway:
     """When the gateway began, in seconds since the epoch; ``created`` of the models."""
 
     def with_fork_server(self) -> Gateway:
-        """Return it with a process that forks, which must be started before threads that run Python are."""
+        """Return it with a process that forks, which must be started before threads that run Python are.
+
+        Raises:
+            DeploymentError: there can be no more processes.
+        """
         shared = (self.deployment, self.tokenizer, self.chat_template, self.chat_format, self.embedding_format)
-        return replace(self, fork_server=ForkServer(self, [one for one in shared if one is not None]))
+        try:
+            return replace(self, fork_server=ForkServer(self, [one for one in shared if one is not None]))
+        except OSError as error:
+            raise DeploymentError(f"the gateway cannot fork a process: {error}") from None
 
     @property
     def end_ids(self) -> frozenset[int]:

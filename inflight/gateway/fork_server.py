@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NoReturn, TypeVar
 
-from inflight.gateway.errors import ApiError
+from inflight.errors import InflightError
+from inflight.gateway.errors import ApiError, away
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,13 @@ MOST_CPU_S = 60
 """Seconds of processor time that a call may take."""
 _NICE = 10
 """How much less urgent a call is than the streams; a fork has a tenth of a processor that others want whole."""
-_CALL = b"c"
+_CALL, _BEGUN = b"c", b"b"
+"""What asks for a process, and what it says when it has begun."""
+_NO_PROCESS = "the server cannot make one more process for a large request"
 _LONG = 64
 """Numbers of a list that is written as one."""
 Context = TypeVar("Context")
 Result = TypeVar("Result")
-Function = Callable[..., Result]
 
 
 class ForkServer(Generic[Context]):
@@ -56,7 +58,8 @@ class ForkServer(Generic[Context]):
             ours.close()
             _fork_calls(theirs, self)
         theirs.close()
-        self._control = ours
+        ours.setblocking(False)
+        self._control, self._is_gone = ours, False
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Call[Result]:
         """Return the call of a module's function with the context and ``arguments``; it has not begun.
@@ -65,12 +68,22 @@ class ForkServer(Generic[Context]):
         """
         return Call(self, function, arguments)
 
-    def fork(self) -> socket.socket:
-        """Return a connection to a new process, which takes one call. Raises OSError: there is no server any more."""
+    def fork(self) -> socket.socket | None:
+        """Return a connection to a new process, which takes one call; None: the process that forks has ended.
+
+        Raises:
+            OSError: there is no room for one more.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 socket.send_fds(self._control, [_CALL], [theirs.fileno()])
+        except ConnectionError:
+            ours.close()
+            if not self._is_gone:
+                self._is_gone = True
+                log.error("the process that forks has ended; until the gateway starts again, its own does all work")
+            return None
         except OSError:
             ours.close()
             raise
@@ -90,20 +103,21 @@ class Call(Generic[Result]):
         """Make the call, and wait for its result. Other threads run meanwhile.
 
         Raises:
-            ApiError: what the function raises; or 500: the process has ended before.
+            ApiError, InflightError: what the function raises; or 503: there is no process for it, or 500: it has ended.
             RuntimeError: what else it raises, with its traceback.
         """
         try:
             connection = self._server.fork()
-        except OSError:
-            log.warning("the process that forks has ended; until the gateway starts again, its own does all work")
+        except OSError as error:
+            log.warning("no process for a large request: %s", error)
+            raise away(_NO_PROCESS) from None
+        if connection is None:
             return self._function(self._server.context, *map(_given, self._arguments))
         with connection:
-            with self._lock:
-                self._connection = connection
-                if self._is_over:
-                    raise _ended()
+            self._begin(connection)
             try:
+                if connection.recv(1) != _BEGUN:
+                    raise away(_NO_PROCESS)
                 _send(connection, (self._function, self._arguments), self._server.shared)
                 succeeded, result = _receive(connection, self._server.shared)
             except (OSError, EOFError):
@@ -117,6 +131,13 @@ class Call(Generic[Result]):
             raise result
         finally:
             del result  # its traceback has this frame
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Let the connection be ended by others. Raises ApiError: the call has been ended before."""
+        with self._lock:
+            self._connection = connection
+            if self._is_over:
+                raise _ended()
 
     def end(self) -> None:
         """End the process, if it has not ended; or never begin."""
@@ -149,15 +170,29 @@ def _fork_calls(control: socket.socket, server: ForkServer[Any]) -> NoReturn:
             message, descriptors, *_ = socket.recv_fds(control, 1, 1)
             if not message:
                 break
-            if os.fork() == 0:
-                control.close()
-                _serve(socket.socket(fileno=descriptors[0]), server)
-            os.close(descriptors[0])
+            for descriptor in descriptors:
+                with socket.socket(fileno=descriptor) as connection:
+                    _fork_call(control, connection, server)
         code = 0
     except Exception:
         log.exception("the process that forks ends")
     finally:
         os._exit(code)
+
+
+def _fork_call(control: socket.socket, connection: socket.socket, server: ForkServer[Any]) -> None:
+    """Fork a process for one call, unless nobody waits for it any more."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return  # it has ended, since nothing is sent before the process says that it has begun
+    except BlockingIOError:
+        pass
+    try:
+        if os.fork() == 0:
+            control.close()
+            _serve(connection, server)
+    except OSError as error:
+        log.warning("no process for a large request: %s", error)
 
 
 def _serve(connection: socket.socket, server: ForkServer[Any]) -> NoReturn:
@@ -167,6 +202,7 @@ def _serve(connection: socket.socket, server: ForkServer[Any]) -> NoReturn:
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # where memory runs out, this ends before the gateway
         try:
+            connection.sendall(_BEGUN)
             function, arguments = _receive(connection, server.shared)
             threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
             _send(connection, _outcome(function, server.context, arguments), server.shared)
@@ -182,7 +218,7 @@ def _outcome(function: Callable[..., Any], context: Any, arguments: Sequence[Any
     """Return whether a call succeeds, and its result, or what it raises."""
     try:
         return True, function(context, *arguments)
-    except ApiError as error:
+    except (ApiError, InflightError) as error:
         return False, error
     except Exception:
         return False, RuntimeError(traceback.format_exc())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from inflight.gateway.body import check_text
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields
 from inflight.gateway.values import boolean, string, wrong
@@ -108,7 +109,8 @@ def _guide(kind: GuideKind, value: Any, path: str, most: int) -> FieldGuide:
     """Return a guide with the text of a value: schemas may come as JSON text or as the value itself.
 
     Raises:
-        ApiError: 400: it has more bytes than ``most``, of which what has as many characters is not read.
+        ApiError: 400: it has what is no character, or more bytes than ``most``, of which what has as many characters is
+            not read.
     """
     if (found := len(value) if isinstance(value, str) else size(value, most)) > most:
         raise invalid(f"{path} has {found} bytes or more; the limit is {most}", path)
@@ -116,7 +118,8 @@ def _guide(kind: GuideKind, value: Any, path: str, most: int) -> FieldGuide:
         text = _json(value, path)
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if (found := len(text.encode(errors="surrogatepass"))) > most:
+    check_text(text, path)  # JSON text may have had it in an escape
+    if (found := len(text.encode())) > most:
         raise invalid(f"{path} has {found} bytes; the limit is {most}", path)
     return FieldGuide(Guide(kind, text), path)
 

@@ -42,14 +42,14 @@ async def prepared(request: Request, work: Work[_Result], *, grows: bool = False
     check_type(request)
     parts = [part async for part in request.stream() if part]
     body = parts[0] if len(parts) == 1 else b"".join(parts)  # a large one comes whole, and is not copied
-    gateway, size = gateway_of(request), _size(body, grows)
+    gateway, size, apart = gateway_of(request), _size(body, grows), len(body) >= HUGE
     if size < LARGE:
         try:
             with at_once():
                 return work(request, gateway, parse_object(body))
         except TakesLonger:  # a chat template does
-            size = HUGE
-    if size < HUGE or gateway.fork_server is None:
+            size, apart = HUGE, True
+    if not apart or gateway.fork_server is None:
         return await while_connected(request, off_loop(lambda: work(request, gateway, parse_object(body)), size))
     call = gateway.fork_server.call(_read, work, _scope(request), PickleBuffer(body))
     try:

@@ -200,12 +200,12 @@ class ChatTemplate:
 
     @cached_property
     def _notation(self) -> str | None:
-        """How the template shows the call ``EXAMPLE``, alone in the assistant's message; None: it does not."""
+        """How the template shows the call ``EXAMPLE``, alone in the assistant's message; None: not with JSON."""
         chats: list[list[Message]] = [[_USER, {"role": "assistant", "content": _SAID}], [_USER, _calling(EXAMPLE)]]
         with suppress(InvalidRequest):
             said, called = (self._render(self._as_expected(chat), _ENDS) for chat in chats)
             before, _, behind = said.partition(_SAID)
-            if called.startswith(before) and EXAMPLE["name"] in called:
+            if called.startswith(before) and EXAMPLE["name"] in called and to_json(EXAMPLE["arguments"]) in called:
                 return called.removeprefix(before).removesuffix(behind)
         return None
 

@@ -1,9 +1,9 @@
 """Tools for a model whose chat template has no use of them.
 
-The tools stand in the system message, with the notation of a call: that in which the template shows calls, or
-``hermes`` where it shows none. In that case earlier calls are text of the assistant's, and their outputs text of the
-user's. Whether such a model calls a tool of its own accord depends on its training. With ``tool_choice: required`` it
-does, since a grammar holds the notation.
+The tools stand in the system message, with the notation of a call. Templates that show calls lend their own; others get
+``hermes``, and their earlier calls become text of the assistant's, and the outputs text of the user's. Whether such a
+model calls a tool of its own accord depends on its training. With ``tool_choice: required`` it does, since a grammar
+holds the notation.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inflight.gateway.body import MOST_LEVELS, parse_object
 from inflight.gateway.errors import ApiError
+from tests.gateway.support.answers import refusal
 from tests.gateway.support.gateways import Inside
 
 
@@ -133,3 +134,21 @@ def test_no_body_brings_a_500(alone: Inside, path: str, body: dict[str, Any]) ->
     if reply.status_code != 200:
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
     assert "Traceback" not in reply.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": '{"enum":["\\ud800"]}'}, "guided_json"),
+        ({"structured_outputs": {"json": '{"enum":["\\udfff"]}'}}, "structured_outputs.json"),
+        ({"structured_outputs": {"structural_tag": '{"a":"\\ud800"}'}}, "structured_outputs.structural_tag"),
+    ],
+)
+def test_a_lone_surrogate_in_json_text_is_refused(alone: Inside, fields: dict[str, Any], param: str) -> None:
+    """The body has but its escape, in a string: that is read once more."""
+    with alone.client() as client:
+        chat = [{"role": "user", "content": "a"}]
+        for path, asked in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": chat})):
+            error = refusal(client, path, **asked, **fields)
+            assert error["param"] == param
+            assert "lone surrogate" in error["message"]

@@ -59,7 +59,7 @@ def _run(case: str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("case", ["results", "errors", "ended", "without"])
+@pytest.mark.parametrize("case", ["results", "errors", "ended", "without", "crowded", "stopped"])
 def test_a_call_is_made_as_in_the_same_process(tmp_path: Path, case: str) -> None:
     done = _run(case, str(tmp_path / "place"))
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pickle import PickleBuffer
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +24,7 @@ from inflight.gateway.body import MOST_OF
 from inflight.gateway.completion_choice import CompletionChoice
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import invalid
+from inflight.gateway.workers import HUGE
 from inflight.gateway.workers import LARGE as LARGE_BYTES
 from inflight.text.tokenizer import Tokenizer
 from tests.gateway.support.answers import COMPLETIONS, MODEL, chunks, refusal
@@ -231,6 +234,26 @@ def test_what_a_refused_request_has_held_is_let_go_at_once(ready: Inside, monkey
         until(lambda: alive[0]() is None)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("body", "apart"), [({"tokens": [5] * 40_000}, 0), ({"tokens": [5], "x": "a" * HUGE}, 1)])
+def test_what_is_large_by_its_bytes_is_prepared_in_another_process(body: dict[str, Any], apart: int) -> None:
+    """One at a time is: what has many values and few bytes is read in milliseconds."""
+    calls: list[Any] = []
+
+    class Forks:
+        """Makes the calls in this process."""
+
+        def call(self, function: Any, *arguments: Any) -> Any:
+            calls.append(function)
+            given = (bytes(one) if isinstance(one, PickleBuffer) else one for one in arguments)
+            return SimpleNamespace(result=lambda: function(running.gateway, *given), end=lambda: None)
+
+    with inside() as running, running.client() as client:
+        app: Any = running.server.config.app
+        app.state.gateway = replace(running.gateway, fork_server=Forks())
+        assert client.post("/detokenize", json=body).status_code == 200
+    assert len(calls) == apart
 
 
 def test_log_probs_of_a_long_prompt_are_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inflight.errors import DeploymentError, InvalidRequest
+from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature
 from inflight.text.chat import ChatTemplate, parse_messages
 
 MESSAGES = [
@@ -308,3 +308,34 @@ def test_deep_tools_are_refused_and_no_mark_of_a_client_moves_its_text() -> None
     forged = [{"role": "assistant", "content": "A", "of_tools": True}, {"role": "user", "content": "B"}]
     tool = {"type": "function", "function": {"name": "f"}}
     assert "[assistant]A[user]B" in ChatTemplate(PLAIN, {}).render(forged, {"tools": [tool]})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "{{ call.function.name }}",
+        '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments }}}',
+        "{{ call.function.name }}(a={{ call.function.arguments.a }})",
+    ],
+    ids=["the name alone", "in Python's notation", "an argument of a known name"],
+)
+def test_a_template_that_shows_calls_without_json_takes_no_tools(call: str) -> None:
+    """Such a call tells the model nothing that could be read as one."""
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>"
+    template = ChatTemplate(f"{source}{call}</tool_call>{{% endfor %}}{{% endfor %}}", {})
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    with pytest.raises(UnsupportedFeature, match="no use of tools"):
+        template.render([{"role": "user", "content": "a"}], {"tools": tools})
+
+
+def test_a_template_that_shows_calls_lends_their_notation() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+    source += '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    template = ChatTemplate(f"{source}</tool_call>{{% endfor %}}<end>{{% endfor %}}", {})
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    prompt = template.render([{"role": "user", "content": "a"}], {"tools": tools})
+    example = (
+        """<tool_call>{"name": "the function's name", "arguments": {"an argument's name": "its value"}}</tool_call>"""
+    )
+    assert prompt.startswith("<system>These functions can be called:\n<tools>\n" + json.dumps(tools[0]))
+    assert prompt.endswith(f"like this:\n{example}<end><user>a<end>")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from pickle import PickleBuffer
 
 import psutil
 
+from inflight.errors import InvalidRequest
 from inflight.gateway import fork_server
 from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fork_server import ForkServer
@@ -41,6 +43,10 @@ def echo(context: str, body: bytes, *more: object) -> tuple[object, ...]:
 
 def refuse(_: str) -> None:
     raise invalid("n is 3; it must be even", "n")
+
+
+def refuse_text(_: str) -> None:
+    raise InvalidRequest("text: it is refused")
 
 
 def fail(_: str) -> None:
@@ -117,6 +123,8 @@ def errors() -> None:
     error = _raised(SERVER.call(refuse).result)
     assert isinstance(error, ApiError)
     assert (error.status, str(error), error.param) == (400, "n is 3; it must be even", "n")
+    error = _raised(SERVER.call(refuse_text).result)
+    assert (type(error), str(error)) == (InvalidRequest, "text: it is refused")
     for function, said in ((fail, "LookupError: gone"), (keep, "Can't pickle")):
         assert said in str(_raised(SERVER.call(function).result))
 
@@ -145,6 +153,48 @@ def without() -> None:
     assert SERVER.call(echo, PickleBuffer(b"abc")).result()[:3] == ("the context", os.getpid(), b"abc")
 
 
+def crowded() -> None:
+    """Where there can be no more processes, a call is refused for now; the next one finds room."""
+    error = _raised(SERVER.call(echo, PickleBuffer(b"")).result)
+    assert isinstance(error, ApiError)
+    assert (error.status, error.headers["x-should-retry"]) == (503, "true")
+    assert SERVER.call(echo, PickleBuffer(b"a")).result()[2] == b"a"
+
+
+def stopped() -> None:
+    """While the server stands still, calls can be ended, and are refused once too many wait. None is made later."""
+    [server] = psutil.Process().children()
+    server.suspend()
+    call, refused = SERVER.call(hold, sys.argv[2]), list[Exception]()
+    thread = threading.Thread(target=lambda: refused.append(_raised(call.result)))
+    thread.start()
+    _until(lambda: call._connection is not None)
+    call.end()
+    thread.join(PATIENCE_S)
+    try:
+        while connection := SERVER.fork():
+            connection.close()
+    except OSError as error:
+        refused += [error, _raised(SERVER.call(hold, sys.argv[2]).result)]
+    assert [getattr(one, "status", None) for one in refused] == [503, None, 503]
+    server.resume()
+    assert SERVER.call(echo, PickleBuffer(b"a")).result()[2] == b"a"
+    assert not Path(sys.argv[2]).exists()
+
+
+def _has_no_room_at_first() -> None:
+    """Let the second fork fail, which is the first one of the server."""
+    fork, forks = os.fork, list[None]()
+
+    def fail_once() -> int:
+        forks.append(None)
+        if len(forks) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    os.fork = fail_once
+
+
 def leave() -> None:
     """End while a call runs, and say which processes there are."""
     _held()
@@ -154,6 +204,8 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "crowded":
+        _has_no_room_at_first()
     SERVER = ForkServer("the context", [SHARED])
     globals()[sys.argv[1]]()
     print("done")

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "weights.h"
+#include "outliers.h"
 
 namespace {
 
@@ -186,7 +186,7 @@ struct HalfScales {
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
 struct Bytes : std::conditional_t<Stored, HalfScales, FloatScales> {
-  static constexpr bool kMinimums = false;
+  static constexpr bool kMinimums = false, kOutliers = false;
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
@@ -202,7 +202,7 @@ struct Bytes : std::conditional_t<Stored, HalfScales, FloatScales> {
 // Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words.
 template <bool Stored>
 struct Words : FloatScales {
-  static constexpr bool kMinimums = false;
+  static constexpr bool kMinimums = false, kOutliers = true;
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
   static int group(const Operands& in) { return in.group; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : sizeof(int16_t)); }
@@ -286,6 +286,17 @@ struct IntegerProducts {
         Isa::store(sum, total);
       }
     }
+  }
+
+  // Adds the products of an input that stands out to a row's sums; `panel` are the weights of all inputs.
+  template <int P>
+  static void add_outlier(Operands panel, const Outlier& outlier, float* to) {
+    panel.weights += outlier.group;
+    panel.scales = &outlier.scale;
+    I sums[1][P * kVectors];
+    for (I& sum : sums[0]) sum = Isa::set_int(outlier.scale.start);
+    add_unit<1, P>(panel, panel.weights + kHeader, (const char*)(outlier.pair - outlier.first), outlier.first, sums);
+    add_group<1, P>(panel, panel.weights, 0, sums, to);
   }
 
   // Adds the products of the inputs of a lane from input k of `rows` and `weights` on.
@@ -395,11 +406,34 @@ struct Product {
   }
 };
 
+template <class Kind>
+concept TakesOutliers = Kind::Integers::kOutliers;
+
+// Adds the products of what stands out in some rows to the sums of panels; `in` has all inputs.
+template <class Kind, int P>
+void add_outliers(const Operands& in, int rows, float* sums) {
+  if constexpr (TakesOutliers<Kind>) {
+    const char* scales = (const char*)in.scales;
+    for (int r = 0; r < rows; r++, scales += in.row_stride, sums += P * kPanel) {
+      const Outliers& outliers = ((const Outliers*)scales)[-1];
+      for (int i = 0; i < outliers.count; i++) Kind::template add_outlier<P>(in, outliers.of[i], sums);
+    }
+  }
+}
+
+// The same for a block of rows. Inline it would slow the loops around it.
+template <class Kind>
+[[gnu::noinline]] void add_outliers_of_many(const Operands& in, int rows, float* sums) {
+  add_outliers<Kind, 1>(in, rows, sums);
+}
+
 // A tile of all inputs.
 template <class Kind, int R, int P>
 void multiply_tile(const Product& product, int row, int panel) {
   alignas(64) float sums[R * P * kPanel] = {};
-  Kind::template add<R, P, true>(product.operands(row, panel, 0, product.inputs()), sums);
+  const Operands in = product.operands(row, panel, 0, product.inputs());
+  Kind::template add<R, P, true>(in, sums);
+  add_outliers<Kind, P>(in, R, sums);
   product.finish(sums, row, R, panel, P);
 }
 
@@ -422,6 +456,7 @@ void multiply_many(const Product& product, int count, int first, int last) {
     const int tiles = (size + Kind::Decoded::kTileRows - 1) / Kind::Decoded::kTileRows;
     for (int panel = first; panel < last; panel++) {
       memset(sums, 0, (size_t)size * kPanel * sizeof(float));
+      const Operands all = product.operands(row, panel, 0, inputs);
       for (int input = 0; input < inputs; input += kInputs) {
         Operands in = product.operands(row, panel, input, std::min(kInputs, inputs - input));
         // Each tile prefetches a part of the next chunk. If the first one prefetched all of it, its products would wait for
@@ -445,6 +480,7 @@ void multiply_many(const Product& product, int count, int first, int last) {
           Kind::Decoded::template add<R, 1>(tile, sums + at * kPanel);
         });
       }
+      add_outliers_of_many<typename Kind::Stored>(all, size, sums);
       product.finish(sums, row, size, panel, 1);
     }
     row += size;

@@ -1,10 +1,9 @@
 // What is done to single rows between products: norms, rotations, and the types that products take.
 #pragma once
 
-#include <cfloat>
 #include <cmath>
 
-#include "weights.h"
+#include "outliers.h"
 
 namespace {
 
@@ -16,29 +15,6 @@ inline float inverse_rms(const float* row, float eps, int size) {
     squares = Isa::fma(x, x, squares);
   }
   return 1.0f / std::sqrt(Isa::sum(squares) / size + eps);
-}
-
-// Rounds a row to integers by groups: to the nearest multiple of the group's largest divided by `most`. A group with NaN or
-// infinity has NaN as its scale. `input(k)` is a vector of the row, which is padded with zeros to whole groups; `offset`
-// is what the packed weights have added.
-template <class Integer, class Input>
-inline void round_to_integers(Input input, const PackedWeight& weight, float most, int offset, Integer* to,
-                              GroupScale* scales) {
-  const int size = group_of(weight);
-  for (int first = 0; first < weight.inputs; first += size, to += size, scales++) {
-    F largest = Isa::zero(), nothing = Isa::zero();
-    for (int k = 0; k < size; k += kLanes) {
-      const F x = input(first + k);
-      largest = Isa::max(largest, Isa::max(x, Isa::sub(Isa::zero(), x)));
-      nothing = Isa::fma(x, Isa::zero(), nothing);
-    }
-    const float top = Isa::largest(largest);
-    const F by = Isa::set(top > 0.0f ? std::min(most / top, FLT_MAX) : 0.0f);
-    for (int k = 0; k < size; k += kLanes) Isa::to_integers(to + k, Isa::mul(input(first + k), by));
-    int32_t sum = 0;
-    for (int k = 0; k < size && offset; k++) sum += to[k];
-    *scales = {top / most + Isa::sum(nothing), -offset * sum};
-  }
 }
 
 // The largest of some inputs, divided by `most`: what they are multiples of. Zeros are multiples of one.
@@ -110,7 +86,7 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
     const int offset = weight.type == inflight::kInt8Columns ? 0
                        : weight.type == inflight::kMxfp4     ? inflight::kMxfp4Offset
                                                              : inflight::kNibbleOffset;
-    round_to_integers(input, weight, kLargestWord, offset, (int16_t*)out, scales);
+    round_to_words(input, weight, offset, out);
   } else if (weight.type == inflight::kInt8Sums) {
     round_to_int8(input, weight, (Isa::Input*)out, scales);
   } else if (is_e4m3(weight.type) && (weight.input_group || weight.input_scale > 0.0f)) {

@@ -25,6 +25,22 @@ struct GroupScale {
   int32_t start;
 };
 
+// An input of 16 bits that is multiplied apart from its group: a pair by itself, the other one of which is zero.
+struct Outlier {
+  int32_t group;   // where its group lies in a panel, in bytes
+  int32_t number;  // of its group in the row
+  int32_t first;   // of the pair's inputs, in the group
+  int16_t pair[2];
+  GroupScale scale;
+};
+
+// Those of a row: they lie before the scales of its groups.
+struct Outliers {
+  static constexpr int kMost = 4;
+  int32_t count;
+  Outlier of[kMost];
+};
+
 // The inputs that share a scale.
 inline int group_of(const PackedWeight& weight) { return weight.group ? weight.group : Isa::kGroup; }
 
@@ -76,9 +92,13 @@ inline int input_bytes(Type type) {
   return type == inflight::kBfloat16 && Isa::kDotsBf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
-// Where a row of integers has the scales of its groups.
+// Whether inputs are rounded to 16 bits, but for those that stand out.
+inline bool has_outliers(Type type) { return in_groups(type) && type != inflight::kInt8; }
+
+// Where a row of integers has the scales of its groups: it has four bytes for each input, and 64 more.
 inline ptrdiff_t scales_offset(const PackedWeight& weight) {
-  return round_up(weight.inputs, group_of(weight)) * (ptrdiff_t)input_bytes(weight.type);
+  const ptrdiff_t integers = round_up(weight.inputs, group_of(weight)) * (ptrdiff_t)input_bytes(weight.type);
+  return integers + (has_outliers(weight.type) ? sizeof(Outliers) : 0);
 }
 
 size_t packed_bytes(const PackedWeight& weight) { return panel_bytes(weight) * (weight.columns / kPanel); }

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from benchmarks.command import Output, Page, command_line, report_results
 from benchmarks.result import Result, Row
 from inflight.errors import InflightError
+from inflight.export.plan.full_batch import SPREAD
 from inflight.load.measurements import Figures
 from inflight.load.run_command import run_scenario, target_at
 from inflight.load.scenario import validate_scenario
@@ -61,8 +61,7 @@ def compared(rows: Sequence[Row]) -> Result:
         "served.",
         rows,
         caveat="Clients and server share the cores. Streams are a closed loop, each asks again at once: of several the "
-        "plan is the point of its curve at which those that decode and those that wait for their first token are as "
-        "many.",
+        "plan is what its simulation of the scheduler says of this very loop.",
     )
 
 
@@ -73,7 +72,7 @@ def compare(directory: Path) -> Iterator[Row]:
         raise InflightError(f"{directory}: its plan does not predict its speed")
     engine = load_deployment(directory).engine
     most = plan["max_batch_size"]
-    for streams, planned in ((1, plan["unloaded"]), (most, _shared(plan["curve"], most))):
+    for streams, planned in ((1, plan["unloaded"]), (most, plan["full"])):
         served = _serve(directory, plan["request"], streams, planned)
         row: dict[str, float | str] = {
             "deployment": directory.name,
@@ -94,21 +93,16 @@ def compare(directory: Path) -> Iterator[Row]:
         yield row
 
 
-def _shared(curve: Sequence[dict[str, float]], streams: int) -> dict[str, float]:
-    """Return what a plan's curve says of so many streams: some decode, and the others wait for their first token."""
-    asking = [point["batch"] + point["requests_per_second"] * point["ttft_ms"] / 1000 for point in curve]
-    names = ("ttft_ms", "itl_ms", "tokens_per_second")
-    return {name: float(np.interp(streams, asking, [point[name] for point in curve])) for name in names}
-
-
 def _serve(directory: Path, request: dict[str, Any], streams: int, planned: dict[str, Any]) -> Figures:
     """Return the figures of a deployment with so many streams of the plan's prompts and answers."""
     seconds = (planned["ttft_ms"] + planned["itl_ms"] * request["output_tokens"]) / 1000
     lengths = {
         name: {
             "distribution": "uniform",
-            "min": request[f"{kind}_tokens"] // 2,
-            "max": 3 * request[f"{kind}_tokens"] // 2,
+            **{
+                bound: round(request[f"{kind}_tokens"] * share)
+                for bound, share in zip(("min", "max"), SPREAD, strict=True)
+            },
         }
         for name, kind in (("prompt_tokens", "input"), ("output_tokens", "output"))
     }

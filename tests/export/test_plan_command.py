@@ -168,7 +168,9 @@ def test_speeds_that_no_roofline_knows_are_not_presented_as_predictions(tmp_path
     assert "Steady states" not in html
     (plan,) = json.loads(data.read_text())["plans"]
     assert plan["speed"].startswith("not predicted")
-    assert [plan[name] for name in ("unloaded", "capacity", "load", "curve", "fleet", "efficiency")] == [None] * 6
+    assert [plan[name] for name in ("unloaded", "full", "capacity", "load", "curve", "fleet", "efficiency")] == [
+        None
+    ] * 7
     assert plan["memory"]["weights"] > 0
 
 

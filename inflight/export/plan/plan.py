@@ -14,7 +14,7 @@ from inflight.export.plan.roofline import Efficiency
 from inflight.export.plan.shape import Parameters
 from inflight.report.units import with_floats
 
-_SPEEDS = ("unloaded", "capacity", "load", "curve", "fleet", "efficiency")
+_SPEEDS = ("unloaded", "full", "capacity", "load", "curve", "fleet", "efficiency")
 """The parts of a plan that follow from its rooflines."""
 
 
@@ -111,7 +111,8 @@ class Point:
     tokens_per_second: float
     """The tokens that are generated."""
     ttft_ms: float
-    """The time to the first token of a long prompt (``PlanRequest.tail``)."""
+    """The time to the first token of a long prompt (``PlanRequest.tail``), where prompts come at random times
+    (Poisson); ``Plan.full`` says what else its own is of."""
     itl_ms: float
     """Mean time between two tokens of a stream."""
     binds: str
@@ -162,6 +163,9 @@ class Plan:
     """The number of long sequences (``PlanRequest.tail``) that the KV cache holds at once."""
     unloaded: Point
     """What a request meets that is alone."""
+    full: Point | None
+    """What a client meets in the mean of as many as ``max_batch_size``, each of which asks again at once; see
+    ``full_batch``. None: on a GPU."""
     capacity: Point
     """The largest steady state that leaves room for the load's fluctuation, of one replica."""
     load: Point | None

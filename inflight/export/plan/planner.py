@@ -13,6 +13,7 @@ from dataclasses import replace
 from inflight.engine.models.config import ModelConfig
 from inflight.errors import DeploymentError
 from inflight.export.plan.computing import assumed_efficiency, by_portable_engine_alone, why_unpredicted
+from inflight.export.plan.full_batch import FullBatch
 from inflight.export.plan.gpus import Gpu, known_gpus
 from inflight.export.plan.memory import FREE_MEMORY_FRACTION, LARGEST_BATCH, MemoryPlanner
 from inflight.export.plan.plan import Fleet, Plan, PlanRequest, Point
@@ -220,6 +221,7 @@ class Candidate:
             memory=memory,
             fitting_sequences=self._fitting,
             unloaded=serving.alone(),
+            full=self._full_batch(batch),
             capacity=capacity,
             load=load,
             curve=tuple(serving.point(size) for size in sizes),
@@ -228,6 +230,12 @@ class Candidate:
             calibrated=self._calibrated,
             unpredicted=why_unpredicted(config, self._gpu, self._shape.precision, self._shape.kv_cache),
         )
+
+    def _full_batch(self, batch: int) -> Point | None:
+        """Return what a full batch meets on a CPU; None on a GPU, whose engine has a scheduler of its own."""
+        if not self._gpu.is_cpu:
+            return None
+        return FullBatch(self._roofline, self._request, batch, self._step_tokens, self._chunk).measure()
 
     def _choose_step(self) -> int:
         """Return the token budget of a step: a power of two.

@@ -138,6 +138,7 @@ def _speeds(plan: Plan) -> dict[str, str]:
     request, fleet, efficiency = plan.request, plan.fleet, plan.efficiency
     texts = {
         "a request alone": _speed(plan.unloaded),
+        **({} if plan.full is None else {f"{plan.max_batch_size} clients, each asks again": _speed(plan.full)}),
         "one replica, full": f"{_speed(plan.capacity)}, {plan.capacity.requests_per_second:.3g} requests/s",
     }
     gpus = _count(fleet.gpus, "GPU")

@@ -68,8 +68,8 @@ def compared(rows: Sequence[Row]) -> Result:
 def compare(directory: Path) -> Iterator[Row]:
     """Yield the row of a deployment for one stream, and the row for as many as it runs at once."""
     plan = read_manifest(directory).plan
-    if plan.get("unloaded") is None:
-        raise InflightError(f"{directory}: its plan does not predict its speed")
+    if plan.get("full") is None:
+        raise InflightError(f"{directory}: its plan does not predict what a full batch meets; build it again for a CPU")
     engine = load_deployment(directory).engine
     most = plan["max_batch_size"]
     for streams, planned in ((1, plan["unloaded"]), (most, plan["full"])):

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.planned import measure
+from inflight.errors import InflightError
 from inflight.export.build.request import BuildRequest
 from inflight.export.plan.plan import PlanRequest
-from inflight.manifest import read_manifest
+from inflight.machine import Versions
+from inflight.manifest import Inputs, Manifest, read_manifest, write_manifest
 from inflight.resources import DEMO
 from tests.export.support.building import run
+
+
+def test_a_plan_without_a_full_batch_is_named(tmp_path: Path) -> None:
+    made: dict[str, Any] = {
+        "created": datetime.now(UTC), "command": "", "engine": "pytorch", "flow": "portable", "model": "m",
+        "precision": "float32", "inputs": Inputs(checkpoint="", settings=""), "versions": Versions(),
+    }  # fmt: skip
+    write_manifest(Manifest(**made, plan={"unloaded": {"ttft_ms": 1.0}}), tmp_path)
+    with pytest.raises(InflightError, match="does not predict what a full batch meets; build it again for a CPU"):
+        list(measure([tmp_path]))
 
 
 @pytest.mark.proof

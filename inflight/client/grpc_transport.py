@@ -6,8 +6,10 @@ are decoupled and that are not alike; HTTP/2 carries them all on one connection.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,10 @@ from inflight.client.answer import Health, Outputs
 from inflight.client.errors import from_wire, seconds
 from inflight.client.request import INPUTS, NUMPY_TYPES, Request
 from inflight.errors import EngineFailure
+
+_END_S = 2.0
+"""Seconds that a call may take to end behind its last response, until it is cancelled. Triton (2.51) keeps a request
+whose call is cancelled in that moment, and does not end by itself any more."""
 
 
 @dataclass
@@ -45,7 +51,7 @@ class GrpcTransport:
         return GRPCInferenceServiceStub(self._channel)
 
     async def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:
-        """Send ``request`` and yield its responses; closing the generator cancels the request.
+        """Send ``request`` and yield its responses; closing the generator cancels the request, unless it is over.
 
         Raises:
             InflightError: the server's error, or ServerUnreachable.
@@ -55,10 +61,12 @@ class GrpcTransport:
         call = self._stub().ModelStreamInfer(
             [encode_request(request, self.model)], metadata=tuple(request.trace_context.items())
         )
+        messages, ends = aiter(call), False
         try:
-            async for message in call:
+            async for message in messages:
                 if message.error_message:
                     raise from_wire(message.error_message)
+                ends = message.infer_response.parameters["triton_final_response"].bool_param
                 if message.infer_response.outputs:
                     yield decode_response(message.infer_response)
         except grpc.aio.AioRpcError as error:
@@ -66,6 +74,11 @@ class GrpcTransport:
             told.retry_after_s = seconds(dict(error.trailing_metadata() or ()).get("retry-after"))
             raise told from error
         finally:
+            if ends:
+                with suppress(TimeoutError, grpc.aio.AioRpcError):
+                    async with asyncio.timeout(_END_S):
+                        async for _ in messages:
+                            pass
             call.cancel()
 
     async def health(self) -> Health:

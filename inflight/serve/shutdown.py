@@ -9,8 +9,10 @@ remains of the exit timeout (its pull request 6986; so in 2.51). That has two co
   nothing left to do is not waited for.
 
 Where a client cancels a gRPC stream in the moment in which its last response is written, Triton 2.51 at times keeps
-the request for good: it unloads the stages, and then waits for the ensemble until the exit timeout is over. So a
-server whose stages have all ended is not waited for either.
+the request for good, although each stage has answered it to its end: it counts no inference in flight, unloads the
+stages, and then waits for the ensemble ("1 live models") until the exit timeout is over. So a server whose stages have
+all ended is not waited for either. Streams over HTTP leave nothing, and Inflight's clients and gateway read an answer
+that is over to the end of its call.
 """
 
 from __future__ import annotations

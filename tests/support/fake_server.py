@@ -99,6 +99,8 @@ class Faults:
     """Seconds before the first chunk, and before each other."""
     together: int = 1
     """Nobody is answered before so many requests run at once."""
+    hold_end: threading.Event | None = None
+    """A call over gRPC that has had its last response does not end before it is set."""
     holds: list[threading.Event] = field(default_factory=list)
     """The next requests, each by the first that is left, stand still after ``after`` chunks until it is set."""
     breaks: list[Break] = field(default_factory=list)
@@ -238,9 +240,15 @@ class _Servicer(GRPCInferenceServiceServicer):
         self.fake.metadata.append(dict(context.invocation_metadata()))
         for request in requests:
             try:
-                for outputs in self.fake.answer(_decode(request)):
-                    yield pb.ModelStreamInferResponse(infer_response=_encode(outputs))
+                inputs = _decode(request)
+                for outputs in self.fake.answer(inputs):
+                    message = _encode(outputs)
+                    if inputs.get("num_return_sequences", 1) == 1:
+                        message.parameters["triton_final_response"].bool_param = "finish_reason" in outputs
+                    yield pb.ModelStreamInferResponse(infer_response=message)
                 yield pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse())  # the empty final response
+                if self.fake.faults.hold_end is not None:
+                    self.fake.faults.hold_end.wait(60)
             except ServerError as error:
                 if isinstance(error, InBandError):
                     yield pb.ModelStreamInferResponse(error_message=str(error))

@@ -22,6 +22,7 @@ from inflight.client import (
     Retry,
     ServerUnreachable,
     Timeouts,
+    grpc_transport,
     sync,
 )
 from inflight.client.errors import from_wire
@@ -219,6 +220,26 @@ def test_cancelling_reaches_the_server(blocking: Make, fake: FakeServer, way: st
     assert list(stream) == []
     assert stream.completion().finish_reason is None
     assert fake.cancelled.wait(30)
+
+
+def test_a_stream_that_is_left_behind_its_last_chunk_is_not_cancelled(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton keeps a request whose call is cancelled while it ends."""
+    monkeypatch.setattr(grpc_transport, "_END_S", 60.0)
+    fake.faults = Faults(hold_end=threading.Event())
+    assert fake.faults.hold_end is not None
+
+    def leave() -> str:
+        with Client(f"127.0.0.1:{fake.grpc_port}") as client, client.stream("Hi") as stream:
+            return next(str(chunk.finish_reason) for chunk in stream if chunk.finish_reason)
+
+    with ThreadPoolExecutor(1) as pool:
+        left = pool.submit(leave)
+        assert not fake.cancelled.wait(0.5)
+        fake.faults.hold_end.set()
+        assert left.result() == "stop"
+    assert not fake.cancelled.is_set()
 
 
 def test_no_server() -> None:

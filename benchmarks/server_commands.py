@@ -303,12 +303,14 @@ def attacks(
 
 
 def beside(
-    seconds: Annotated[float, typer.Option(min=1, help="Time beside each kind of clients.")] = 15,
+    seconds: Annotated[float, typer.Option(min=1, help="Time beside each kind of clients, in each round.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 7,
     output: Output = None,
 ) -> None:
     """Measure what a neighbour's stream feels of clients who send what is much work."""
     with one_line_errors(console):
         from benchmarks.hostile.beside import beside as measure
 
-        result = measure(seconds, console.print)
-    report_results(lambda: [result], command_line("beside", f"--seconds {seconds:g}"), output, _HOSTILE_PAGE)
+        result = measure(seconds, rounds, console.print)
+    command = command_line("beside", f"--seconds {seconds:g} --rounds {rounds}")
+    report_results(lambda: [result], command, output, _HOSTILE_PAGE)

@@ -13,7 +13,7 @@ from jinja2.utils import Namespace
 
 RENDER_S = 1.0
 """Seconds of processor time that one rendering may take."""
-AT_ONCE_S = 0.02
+AT_ONCE_S = 0.005
 """Seconds of it where others wait for the thread."""
 LARGEST = 8 << 20
 """Characters of the largest text, and the most work that one call of C may have: no other thread runs meanwhile."""

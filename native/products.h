@@ -295,7 +295,9 @@ struct IntegerProducts {
     panel.scales = &outlier.scale;
     I sums[1][P * kVectors];
     for (I& sum : sums[0]) sum = Isa::set_int(outlier.scale.start);
-    add_unit<1, P>(panel, panel.weights + kHeader, (const char*)(outlier.pair - outlier.first), outlier.first, sums);
+    // The place of the group whose input outlier.first is the pair; nothing else of it is read.
+    const uintptr_t group = (uintptr_t)outlier.pair - outlier.first * sizeof(int16_t);
+    add_unit<1, P>(panel, panel.weights + kHeader, (const char*)group, outlier.first, sums);
     add_group<1, P>(panel, panel.weights, 0, sums, to);
   }
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +64,7 @@ class GrpcTransport:
         try:
             async for message in messages:
                 if message.error_message:
+                    ends = True
                     raise from_wire(message.error_message)
                 ends = message.infer_response.parameters["triton_final_response"].bool_param
                 if message.infer_response.outputs:
@@ -74,12 +74,11 @@ class GrpcTransport:
             told.retry_after_s = seconds(dict(error.trailing_metadata() or ()).get("retry-after"))
             raise told from error
         finally:
-            if ends:
-                with suppress(TimeoutError, grpc.aio.AioRpcError):
-                    async with asyncio.timeout(_END_S):
-                        async for _ in messages:
-                            pass
-            call.cancel()
+            try:
+                if ends:
+                    await _read_to_end(messages)
+            finally:
+                call.cancel()
 
     async def health(self) -> Health:
         """Return what the server says of itself and of the model."""
@@ -107,6 +106,20 @@ class GrpcTransport:
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
+
+
+async def _read_to_end(messages: AsyncIterator[Any]) -> None:
+    """Read what is left of a call that is over, for a time."""
+    try:
+        async with asyncio.timeout(_END_S):
+            async for _ in messages:
+                pass
+    except (TimeoutError, grpc.aio.AioRpcError):
+        pass
+    except asyncio.CancelledError:  # of the call, whose channel has been closed, or of who reads it
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
 
 
 def channel_options(address: str, connect_timeout: float) -> list[tuple[str, int]]:

@@ -64,7 +64,7 @@ class ForkServer(Generic[Context]):
     def call(self, function: Callable[..., Result], *arguments: Any) -> Call[Result]:
         """Return the call of a module's function with the context and ``arguments``; it has not begun.
 
-        What cannot be sent to another process must not be among them; a ``PickleBuffer`` is sent without a copy.
+        What cannot be sent to another process must not be among them; bytes are sent without a copy.
         """
         return Call(self, function, arguments)
 
@@ -112,13 +112,13 @@ class Call(Generic[Result]):
             log.warning("no process for a large request: %s", error)
             raise away(_NO_PROCESS) from None
         if connection is None:
-            return self._function(self._server.context, *map(_given, self._arguments))
+            return self._function(self._server.context, *self._arguments)
         with connection:
             self._begin(connection)
             try:
                 if connection.recv(1) != _BEGUN:
                     raise away(_NO_PROCESS)
-                _send(connection, (self._function, self._arguments), self._server.shared)
+                _send(connection, (self._function, [*map(_uncopied, self._arguments)]), self._server.shared)
                 succeeded, result = _receive(connection, self._server.shared)
             except (OSError, EOFError):
                 raise _ended() from None
@@ -148,8 +148,8 @@ class Call(Generic[Result]):
                     self._connection.shutdown(socket.SHUT_RDWR)
 
 
-def _given(argument: Any) -> Any:
-    return argument.raw().obj if isinstance(argument, pickle.PickleBuffer) else argument
+def _uncopied(argument: Any) -> Any:
+    return pickle.PickleBuffer(argument) if isinstance(argument, bytes | bytearray) else argument
 
 
 def _ended() -> ApiError:

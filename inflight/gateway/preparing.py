@@ -7,7 +7,6 @@ where it waits for others, and the largest in a process of their own, as is what
 from __future__ import annotations
 
 from collections.abc import Callable
-from pickle import PickleBuffer
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -42,16 +41,25 @@ async def prepared(request: Request, work: Work[_Result], *, grows: bool = False
     check_type(request)
     parts = [part async for part in request.stream() if part]
     body = parts[0] if len(parts) == 1 else b"".join(parts)  # a large one comes whole, and is not copied
-    gateway, size, apart = gateway_of(request), _size(body, grows), len(body) >= HUGE
-    if size < LARGE:
+    gateway, size = gateway_of(request), _size(body, grows)
+
+    def prepare() -> _Result:
+        return work(request, gateway, parse_object(body))
+
+    def prepare_at_once() -> _Result:
+        with at_once():
+            return prepare()
+
+    if len(body) < HUGE:
         try:
-            with at_once():
-                return work(request, gateway, parse_object(body))
+            if size < LARGE:
+                return prepare_at_once()
+            return await while_connected(request, off_loop(prepare_at_once, size))
         except TakesLonger:  # a chat template does
-            size, apart = HUGE, True
-    if not apart or gateway.fork_server is None:
-        return await while_connected(request, off_loop(lambda: work(request, gateway, parse_object(body)), size))
-    call = gateway.fork_server.call(_read, work, _scope(request), PickleBuffer(body))
+            size = max(size, HUGE)
+    if gateway.fork_server is None:
+        return await while_connected(request, off_loop(prepare, size))
+    call = gateway.fork_server.call(_read, work, _scope(request), body)
     try:
         return await while_connected(request, off_loop(call.result, size))
     finally:

@@ -27,8 +27,8 @@ from inflight.sampling import MAX_SEED
 log = logging.getLogger(__name__)
 
 MOST_CRASHES = 2
-"""Crashes that one request survives, so that one that kills the engine does not do so again and again. One of which a
-token has come survives one more: it ran beside the one that kills, which most often has none."""
+"""Crashes that one request survives, so that one that kills the engine does not do so again and again. A request that
+has produced a token survives one crash more: it was probably a bystander, since the one that kills usually has none."""
 _PAUSE_S, _MOST_PAUSE_S = 0.1, 0.5
 """Seconds before the first new try after a break, of which each further one waits twice as many; and the most."""
 _CRASHED = "crashed_again"
@@ -54,7 +54,7 @@ class Resumption:
     behind_tokens: bool
     """Whether the engine goes on behind tokens; else a request of which any have come ends with the error."""
     wait_s: float
-    """Seconds that it waits for an engine that is away, or that takes nothing."""
+    """Seconds that it waits for an engine that takes nothing; and, unless ``kept``, for one that is away."""
     kept: bool
     """Whether this process ends when the engine is given up: an engine that is away is waited for until then."""
 

@@ -12,7 +12,7 @@ Where a client cancels a gRPC stream in the moment in which its last response is
 the request for good, although each stage has answered it to its end: it counts no inference in flight, unloads the
 stages, and then waits for the ensemble ("1 live models") until the exit timeout is over. So a server whose stages have
 all ended is not waited for either. Streams over HTTP leave nothing, and Inflight's clients and gateway read an answer
-that is over to the end of its call.
+of one sequence that is over to the end of its call.
 """
 
 from __future__ import annotations

@@ -161,13 +161,16 @@ def test_logits_are_those_of_pytorch(
 
 @each_set
 @pytest.mark.parametrize("scheme", ["W8A16", "W4A16_AWQ"])
-def test_inputs_that_stand_out_cost_the_others_nothing(scheme: str, instruction_set: str) -> None:
-    """Thousands of times as large, two of them in one group, and multiplied with zeros, so that the others are seen."""
+@pytest.mark.parametrize("zeros", [True, False])
+def test_inputs_that_stand_out_cost_the_others_nothing(scheme: str, instruction_set: str, zeros: bool) -> None:
+    """Thousands of times as large, two of them in one group, and multiplied with zeros, so that the others are seen; or
+    tens of times as large, and multiplied with what the weights have there."""
     model = _quantized("llama", scheme, smoothed=True)
     for linear in [module for module in model.modules() if isinstance(module, QuantizedLinear)]:
         for input_, factor in ((2, 4096.0), (5, -3900.0), (40, 3800.0)):
-            linear.get_parameter("pre_quant_scale")[input_] = factor
-            linear.weight[:, input_] = 0
+            linear.get_parameter("pre_quant_scale")[input_] = factor if zeros else factor / 100
+            if zeros:
+                linear.weight[:, input_] = 0
     tokens, ranges = _tokens(60), [QueryRange(0, 0, 60, range(5))]
     expected = by_pytorch(model, make_pool(model, "float32", 120, 16), 16, tokens, ranges)
     made = _native(model, instruction_set)(np.array(tokens), ranges, range(60))

@@ -54,7 +54,6 @@ def test_options_of_a_stream_need_a_stream(path: str, asked: dict[str, Any]) -> 
         ({"guided_regex": "é" * 40}, 80),
         ({"guided_choice": ["é" * 40]}, 84),
         ({"guided_json": {"const": "é" * 30}}, 73),
-        ({"guided_grammar": "\ud800" * 40}, 120),
     ],
 )
 def test_the_size_of_a_guide_is_counted_in_bytes(fields: dict[str, Any], found: int) -> None:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pickle import PickleBuffer
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +21,12 @@ from inflight.gateway import guides as guides_module
 from inflight.gateway import preparing
 from inflight.gateway.body import MOST_OF
 from inflight.gateway.completion_choice import CompletionChoice
+from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import invalid
 from inflight.gateway.workers import HUGE
 from inflight.gateway.workers import LARGE as LARGE_BYTES
+from inflight.text import template_budget
 from inflight.text.tokenizer import Tokenizer
 from tests.gateway.support.answers import COMPLETIONS, MODEL, chunks, refusal
 from tests.gateway.support.gateways import Inside, inside, until
@@ -236,24 +237,45 @@ def test_what_a_refused_request_has_held_is_let_go_at_once(ready: Inside, monkey
         gc.enable()
 
 
+class Forks:
+    """Makes the calls of another process in this one, and keeps which."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.calls: list[Any] = []
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        self.calls.append(function)
+        return SimpleNamespace(result=lambda: function(self._gateway, *arguments), end=lambda: None)
+
+
+@contextmanager
+def forking() -> Iterator[tuple[Inside, Forks]]:
+    """Serve the demo, with what stands for other processes."""
+    with inside() as running:
+        app, forks = running.server.config.app, Forks(running.gateway)
+        app.state.gateway = replace(running.gateway, fork_server=forks)  # type: ignore[union-attr,arg-type]
+        yield running, forks
+
+
 @pytest.mark.parametrize(("body", "apart"), [({"tokens": [5] * 40_000}, 0), ({"tokens": [5], "x": "a" * HUGE}, 1)])
 def test_what_is_large_by_its_bytes_is_prepared_in_another_process(body: dict[str, Any], apart: int) -> None:
     """One at a time is: what has many values and few bytes is read in milliseconds."""
-    calls: list[Any] = []
-
-    class Forks:
-        """Makes the calls in this process."""
-
-        def call(self, function: Any, *arguments: Any) -> Any:
-            calls.append(function)
-            given = (bytes(one) if isinstance(one, PickleBuffer) else one for one in arguments)
-            return SimpleNamespace(result=lambda: function(running.gateway, *given), end=lambda: None)
-
-    with inside() as running, running.client() as client:
-        app: Any = running.server.config.app
-        app.state.gateway = replace(running.gateway, fork_server=Forks())
+    with forking() as (running, forks), running.client() as client:
         assert client.post("/detokenize", json=body).status_code == 200
-    assert len(calls) == apart
+    assert len(forks.calls) == apart
+
+
+@pytest.mark.parametrize("padding", [0, LARGE_BYTES, HUGE])
+def test_a_chat_whose_template_takes_long_is_prepared_in_another_process(
+    monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
+    """However large it is: a thread that renders would hold the others up."""
+    monkeypatch.setattr(template_budget, "AT_ONCE_S", -1.0)
+    with forking() as (running, forks), running.client() as client:
+        body = {"messages": [{"role": "user", "content": "a"}], "padding": "a" * padding}
+        assert client.post("/tokenize", json=body).status_code == 200
+    assert len(forks.calls) == 1
 
 
 def test_log_probs_of_a_long_prompt_are_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,17 +267,17 @@ def test_a_kept_engine_is_waited_for_however_long_it_starts(
     errors = iter([ServerUnreachable("Socket closed", broke=True), QueueFull("the queue is full")])
     monkeypatch.setattr(Drawn, "error", property(lambda _: next(errors), lambda *_: None), raising=False)
     drawn.outputs, drawn.seed, drawn.breaks = [TEXT], 2, breaks
-    drawn.at_break = lambda: running.gateway.readiness.show(not breaks)
     running.gateway.readiness.show(bool(breaks))
     waits = waiting(running, monkeypatch)
+
+    drawn.at_break = lambda: (waits.clear(), running.gateway.readiness.show(not breaks))
     with running.client() as client, ThreadPoolExecutor() as pool:
         reply = pool.submit(chunks, client, CHAT, **HI)
         until(lambda: waits.is_set() and not running.gateway.readiness.ready)
         running.advance(100_000)
         come(running)
-        assert (
-            joined(CHAT, reply.result())["choices"][0]["message"]["content"] == "Grüße, 世界 👋🏽! The end of it all."
-        )
+        said = joined(CHAT, reply.result())["choices"][0]["message"]
+        assert said["content"] == "Grüße, 世界 👋🏽! The end of it all."
     assert not breaks
 
 

@@ -219,7 +219,7 @@ def test_a_killed_command_takes_all_along_and_the_next_one_sweeps(
     with _serving(tmp_path) as serve:
         assert wait_until(lambda: "Ctrl-C stops it" in serve.said, PATIENCE_S, every_s=0.05), serve.said
         children = psutil.Process(serve.process.pid).children(recursive=True)
-        assert len(children) == 6, "Triton, its stages, the gateway and the door"
+        assert len(children) == 7, "Triton, its stages, the gateway and what forks for it, and the door"
         monkeypatch.setattr("tempfile.tempdir", str(serve.temporary))
         sweep()
         left = {*serve.temporary.iterdir()}

@@ -36,12 +36,14 @@ def test_what_is_not_defended_says_so_in_words() -> None:
         assert (OPEN in tests) <= (OPEN in defence), threat
 
 
-def test_nothing_is_unpickled() -> None:
+def test_nothing_of_others_is_unpickled() -> None:
+    """The gateway's own processes send each other pickles, over socket pairs."""
     for path in (one for part in ("inflight", "backends", "model_repository") for one in (ROOT / part).rglob("*.py")):
         for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & UNPICKLES, path
+            own = path == ROOT / "inflight/gateway/fork_server.py"
+            assert own or not {name.partition(".")[0] for name in names} & UNPICKLES, path
             is_load = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load"
             if is_load and ast.unparse(node.func) == "torch.load":
                 assert "weights_only=True" in ast.unparse(node), path

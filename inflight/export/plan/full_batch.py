@@ -1,4 +1,4 @@
-"""What a full batch meets on the portable engine: its scheduler, step by step, with the times that a plan predicts.
+"""Simulates a full batch on the portable engine: its scheduler, step by step, with the times that a plan predicts.
 
 The traffic is a closed loop: as many clients as a batch has sequences, each of which asks again once its answer has
 ended. Lengths are spread evenly between half of the mean and one and a half times it, see ``SPREAD``. The scheduler is
@@ -21,8 +21,10 @@ SPREAD = (0.5, 1.5)
 _TURNAROUND_S = 0.01
 """From an answer's last token until the next prompt of its client is in the queue: over HTTP, and the tokenizer. So it
 misses the step that begins with the last token's end."""
-_WARM_UP, _MEASURED, _LEAST = 1, 4, 128
-"""Answers of each client, on average, before the figures are taken and while they are; and answers of all, at least."""
+_MEASURED, _LEAST = 4, 128
+"""Answers of each client, on average, of which the figures are; and answers of all, at least."""
+_MOST_STEPS = 20_000
+"""Steps of which the figures are, unless none has ended an answer; they take a second."""
 
 
 @dataclass(eq=False)
@@ -35,6 +37,8 @@ class _Stream:
     cached: int
     """Tokens of the prompt that the prefix cache has."""
     answer: int
+    is_first: bool = False
+    """Whether it ran when the loop began."""
     computed: int = 0
     """Tokens of the prompt that are computed."""
     times_s: list[float] = field(default_factory=list)
@@ -81,10 +85,12 @@ class _Figures:
     steps: list[tuple[int, StepTime]] = field(default_factory=list)
     """Sequences that decode in each step, and its time."""
     answers: list[_Stream] = field(default_factory=list)
+    seconds: float = 0.0
+    """The time of the steps, and that between them in which nobody had a request."""
 
     def point(self) -> Point:
         """Return their means."""
-        seconds = sum(time.total for _, time in self.steps)
+        seconds = self.seconds
         spent = Counter[str]()
         for _, time in self.steps:
             spent.update(vars(time))
@@ -114,29 +120,32 @@ class FullBatch:
         self._coming = deque[_Stream]()
 
     def measure(self) -> Point:
-        """Return what each client meets in the mean, once the loop goes round."""
-        self._run(_WARM_UP * self._streams)
-        return self._run(max(_MEASURED * self._streams, _LEAST)).point()
+        """Return what each client meets in the mean, once those that it began with have ended."""
+        while any(stream.is_first for stream in self._running):
+            self._step(_Figures())
+        figures, began = _Figures(), self._now
+        most = max(_MEASURED * self._streams, _LEAST)
+        while len(figures.answers) < most and (len(figures.steps) < _MOST_STEPS or not figures.answers):
+            self._step(figures)
+        figures.seconds = self._now - began
+        return figures.point()
 
     def _begun(self, number: int) -> _Stream:
         """Return a request that decodes already: they are at different places, as they are later on."""
         stream = self._clients.ask(0.0)
-        stream.computed = stream.prompt
+        stream.is_first, stream.computed = True, stream.prompt
         stream.times_s = [0.0] * (1 + (stream.answer - 1) * number // self._streams)
         return stream
 
-    def _run(self, answers: int) -> _Figures:
-        """Step until so many answers have ended."""
-        figures = _Figures()
-        while len(figures.answers) < answers:
-            self._join()
-            decoding = [stream for stream in self._running if not stream.left]
-            parts = self._prefills(len(decoding))
-            time = self._roofline.time(_step(decoding, parts))
-            self._now += time.total
-            figures.steps.append((len(decoding), time))
-            figures.answers += self._advance(decoding, parts)
-        return figures
+    def _step(self, figures: _Figures) -> None:
+        """Make a step, and note it."""
+        self._join()
+        decoding = [stream for stream in self._running if not stream.left]
+        parts = self._prefills(len(decoding))
+        time = self._roofline.time(_work(decoding, parts))
+        self._now += time.total
+        figures.steps.append((len(decoding), time))
+        figures.answers += self._advance(decoding, parts)
 
     def _join(self) -> None:
         """Have those run whose prompts are in the queue now; where nobody runs, the clock goes on to the first."""
@@ -169,7 +178,7 @@ class FullBatch:
         return ended
 
 
-def _step(decoding: Sequence[_Stream], parts: dict[_Stream, int]) -> Step:
+def _work(decoding: Sequence[_Stream], parts: dict[_Stream, int]) -> Step:
     """Return the work of a step; a prompt's token attends in the mean to what is there, and half of the rest."""
     tokens = sum(parts.values())
     attended = sum(count * (stream.context + count / 2) for stream, count in parts.items())

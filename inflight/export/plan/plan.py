@@ -112,7 +112,7 @@ class Point:
     """The tokens that are generated."""
     ttft_ms: float
     """The time to the first token of a long prompt (``PlanRequest.tail``), where prompts come at random times
-    (Poisson); ``Plan.full`` says what else its own is of."""
+    (Poisson). In ``Plan.full`` it is the mean over all prompts."""
     itl_ms: float
     """Mean time between two tokens of a stream."""
     binds: str

@@ -43,7 +43,8 @@ bandwidth, large matrix products 55 to 70 % of the dense peak."""
 AS_MEASURED = Efficiency(bandwidth=1, kv_bandwidth=1, compute=1, step_overhead_s=2.3e-3, sequence_overhead_s=1.1e-3)
 """For the portable engine with its own kernels, whose speeds are measured on the machine itself. The overheads are
 those of a server whose stages, like its clients, share two cores with the threads that compute: a sequence's token
-passes the detokenizer, the gateway and HTTP (docs/results/published)."""
+passes the detokenizer, the gateway and HTTP (docs/results/planned). With more cores they are less, by how much was not
+measured."""
 ASSUMED_PYTORCH = replace(AS_MEASURED, bandwidth=0.43, kv_bandwidth=0.45, compute=0.63)
 """For the portable engine where PyTorch computes the steps: docs/adapter.md has it decode at 0.47 to 0.66 of the speed
 of the kernels, and compute prompts as fast."""

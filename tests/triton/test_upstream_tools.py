@@ -49,9 +49,13 @@ def test_upstream_end_to_end_test_over_http(unary_server: Running) -> None:
     assert result.as_numpy("cum_log_probs").item() == pytest.approx(result.as_numpy("output_log_probs").sum(), rel=1e-4)
 
 
+LONG = 600
+"""Tokens of an answer that takes long enough for all to wait at once, however busy the machine is."""
+
+
 def test_max_queue_size_over_http(narrow_server: Running) -> None:
     def call() -> str:
-        body = {"text_input": PROMPT, "max_tokens": 60, "ignore_eos": True, "return_log_probs": True}
+        body = {"text_input": PROMPT, "max_tokens": LONG, "ignore_eos": True, "return_log_probs": True}
         reply = httpx.post(f"{narrow_server.http}/v2/models/ensemble/generate", json=body, timeout=60)
         return f"{reply.status_code} {reply.text}"
 
@@ -66,7 +70,7 @@ def test_max_queue_size_over_http(narrow_server: Running) -> None:
 def test_max_queue_size_over_grpc(narrow_server: Running) -> None:
     def call() -> str:
         try:
-            return TextClient(narrow_server.grpc, PROMPT, output_len=60, return_log_probs=True).run()[0]
+            return TextClient(narrow_server.grpc, PROMPT, output_len=LONG, end_id=3, return_log_probs=True).run()[0]
         except AssertionError as error:
             return str(error)
 

@@ -17,12 +17,17 @@ from starlette.responses import JSONResponse, Response
 
 from inflight.errors import DeadlineExceeded, EngineFailure, InvalidRequest, QueueFull
 from inflight.gateway.app import Served
+from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.preparing import prepared
 from inflight.gateway.sse import DONE, EventStream, event, while_connected
 from tests.gateway.support.gateways import Inside, inside, rest_of, until
 
 PENDING = 64 << 10
+
+
+def _body(_: Request, gateway: Gateway, body: dict[str, Any]) -> dict[str, Any]:
+    return body
 
 
 class Work:
@@ -51,10 +56,10 @@ class Work:
             self.closed += 1
 
     async def stream(self, request: Request) -> Response:
-        return EventStream(request, self.events(await prepared(request, dict)))
+        return EventStream(request, self.events(await prepared(request, _body)))
 
     async def whole(self, request: Request) -> Response:
-        body = await prepared(request, dict)
+        body = await prepared(request, _body)
 
         async def work() -> list[bytes]:
             return [one async for one in self.events(body)]

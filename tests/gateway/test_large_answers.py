@@ -155,7 +155,7 @@ def test_a_long_text_of_tokens_is_written_beside_the_event_loop(
 def test_the_collector_leaves_alone_what_lives_as_long_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
     server = SimpleNamespace(run=lambda: frozen.append(gc.get_freeze_count()), started=True)
-    monkeypatch.setattr(process, "make_server", lambda deployment: server)
+    monkeypatch.setattr(process, "make_server", lambda deployment, kept: server)
     monkeypatch.setattr(process, "load_deployment", lambda path: SimpleNamespace(observability=None))
     monkeypatch.setattr(process, "logs", SimpleNamespace(configure=lambda settings: None))
     monkeypatch.setattr(process, "with_sections", lambda deployment, sections: deployment)

@@ -34,7 +34,7 @@ MOST_CPU_S = 60
 _NICE = 10
 """How much less urgent a call is than the streams; a fork has a tenth of a processor that others want whole."""
 _CALL, _BEGUN = b"c", b"b"
-"""What asks for a process, and what it says when it has begun."""
+"""The messages that ask for a process, and that it sends when it has begun."""
 _NO_PROCESS = "the server cannot make one more process for a large request"
 _LONG = 64
 """Numbers of a list that is written as one."""

@@ -14,12 +14,8 @@ import psutil
 import pytest
 
 from inflight.gateway.workers import HUGE
-from inflight.resources import DEMO
-from inflight.serve.gateway import GatewayProcess
-from inflight.serve.server import free_ports
-from inflight.settings.deployment import load_deployment
 from tests.gateway.support.answers import MODEL
-from tests.gateway.support.gateways import Beside, until
+from tests.gateway.support.gateways import Beside, process_alone, until
 
 PATIENCE_S = 300
 CHAT = [{"role": "user", "content": "What is TTFT?"}]
@@ -51,7 +47,7 @@ _VARIES = re.compile(
     r'"(?:id|item_id|created|created_at|completed_at|call_id)": ?(?:"[^"]*"|[\d.]+|null)|"cached_tokens": ?\d+|'
     r'"cache_\w+": ?\d+'
 )
-"""What differs between two answers to the same request."""
+"""The parts that differ between two answers to the same request."""
 
 
 def _run(case: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -106,23 +102,18 @@ def test_what_is_wrong_with_a_large_request_is_told(gateway: Beside) -> None:
 
 
 def test_large_requests_are_prepared_by_another_process_while_there_is_one() -> None:
-    (port,) = free_ports(1)
-    deployment = load_deployment(DEMO)
-    chosen = deployment.gateway.model_copy(update={"port": port})
-    process = GatewayProcess(DEMO, deployment.model_copy(update={"gateway": chosen}))
-    process.start()
-    try:
-        process.wait_ready()
+    with (
+        process_alone() as process,
+        httpx.Client(base_url=process.url, timeout=PATIENCE_S, trust_env=False) as client,
+    ):
+        port = process.url.rpartition(":")[2]
         [own] = [one for one in psutil.Process().children() if f'"port": {port}' in " ".join(one.cmdline())]
         [server] = own.children()
+        body = {"prompt": "a", "padding": "a" * HUGE}
+        assert client.post("/tokenize", json=body).json()["count"] == 1
         assert server.nice() == own.nice() + 10
-        with httpx.Client(base_url=process.url, timeout=PATIENCE_S, trust_env=False) as client:
-            body = {"prompt": "a", "padding": "a" * HUGE}
-            assert client.post("/tokenize", json=body).json()["count"] == 1
-            assert "its own does all work" not in process.log_path.read_text()
-            server.kill()
-            until(lambda: not _runs(server.pid))
-            assert client.post("/tokenize", json=body).json()["count"] == 1
-            assert "its own does all work" in process.log_path.read_text()
-    finally:
-        process.stop()
+        assert "its own does all work" not in process.log_path.read_text()
+        server.kill()
+        until(lambda: not _runs(server.pid))
+        assert client.post("/tokenize", json=body).json()["count"] == 1
+        assert "its own does all work" in process.log_path.read_text()

@@ -22,10 +22,8 @@ import pytest
 
 from inflight.resources import DEMO
 from inflight.serve import log as log_module
-from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import free_ports
-from inflight.settings.deployment import load_deployment
-from tests.gateway.support.gateways import Beside, until
+from tests.gateway.support.gateways import Beside, process_alone, until
 from tests.triton.support.metrics_page import read_metric
 from tests.triton.support.servers import on_engine
 
@@ -229,13 +227,7 @@ def test_the_shared_gateway_is_ready(gateway: Beside) -> None:
 @pytest.mark.proof
 def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "MOST_BYTES", 4000)
-    (port,) = free_ports(1)
-    deployment = load_deployment(DEMO)
-    chosen = deployment.gateway.model_copy(update={"port": port})
-    process = GatewayProcess(DEMO, deployment.model_copy(update={"gateway": chosen}))
-    process.start()
-    try:
-        process.wait_ready()
+    with process_alone() as process:
         before = process.log_path.with_suffix(".log.1")
         with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as client:
             for number in range(40):
@@ -245,8 +237,6 @@ def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             until(lambda: "last" in process.log_path.read_text())
         assert "\0" not in process.log_path.read_text(), "it goes on at its beginning"
         assert "first-0-" in before.read_text()
-    finally:
-        process.stop()
 
 
 @pytest.mark.proof

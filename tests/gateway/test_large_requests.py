@@ -260,7 +260,7 @@ def forking() -> Iterator[tuple[Inside, Forks]]:
 
 @pytest.mark.parametrize(("body", "apart"), [({"tokens": [5] * 40_000}, 0), ({"tokens": [5], "x": "a" * HUGE}, 1)])
 def test_what_is_large_by_its_bytes_is_prepared_in_another_process(body: dict[str, Any], apart: int) -> None:
-    """One at a time is: what has many values and few bytes is read in milliseconds."""
+    """Only this: a body of many values and few bytes is read in milliseconds, and processes run one at a time."""
     with forking() as (running, forks), running.client() as client:
         assert client.post("/detokenize", json=body).status_code == 200
     assert len(forks.calls) == apart

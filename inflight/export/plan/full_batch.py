@@ -80,7 +80,7 @@ class _Clients:
 
 @dataclass
 class _Figures:
-    """What is measured of the steps and answers so far."""
+    """The measured steps and answers so far."""
 
     steps: list[tuple[int, StepTime]] = field(default_factory=list)
     """Sequences that decode in each step, and its time."""
@@ -90,16 +90,15 @@ class _Figures:
 
     def point(self) -> Point:
         """Return their means."""
-        seconds = self.seconds
         spent = Counter[str]()
         for _, time in self.steps:
             spent.update(vars(time))
         waits = [stream.times_s[0] - stream.asked_s for stream in self.answers]
         gaps = [gap for stream in self.answers if (gap := stream.mean_gap_s) is not None] or waits
         return Point(
-            batch=sum(decoding * time.total for decoding, time in self.steps) / seconds,
-            requests_per_second=len(self.answers) / seconds,
-            tokens_per_second=sum(stream.answer for stream in self.answers) / seconds,
+            batch=sum(decoding * time.total for decoding, time in self.steps) / self.seconds,
+            requests_per_second=len(self.answers) / self.seconds,
+            tokens_per_second=sum(stream.answer for stream in self.answers) / self.seconds,
             ttft_ms=1000 * sum(waits) / len(waits),
             itl_ms=1000 * sum(gaps) / len(gaps),
             binds=max(spent, key=lambda name: spent[name]),

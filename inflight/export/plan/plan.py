@@ -164,8 +164,8 @@ class Plan:
     unloaded: Point
     """What a request meets that is alone."""
     full: Point | None
-    """What a client meets in the mean of as many as ``max_batch_size``, each of which asks again at once; see
-    ``full_batch``. None: on a GPU."""
+    """The mean figures of ``max_batch_size`` clients, each of which asks again at once; see ``full_batch``. None: on a
+    GPU."""
     capacity: Point
     """The largest steady state that leaves room for the load's fluctuation, of one replica."""
     load: Point | None

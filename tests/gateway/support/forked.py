@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 
 class Shared:
-    """What results refer to."""
+    """An object that results refer to."""
 
     def __reduce__(self) -> str:
         raise AssertionError("it is never sent")
@@ -145,7 +145,7 @@ def ended() -> None:
 
 
 def without() -> None:
-    """Where the server has ended, this process makes the calls."""
+    """This process makes the calls where the server has ended."""
     [server] = psutil.Process().children()
     server.kill()
     _until(lambda: server.status() == psutil.STATUS_ZOMBIE)
@@ -153,7 +153,7 @@ def without() -> None:
 
 
 def crowded() -> None:
-    """Where there can be no more processes, a call is refused for now; the next one finds room."""
+    """A call is refused for now where there can be no more processes; the next one finds room."""
     error = _raised(SERVER.call(echo, b"").result)
     assert isinstance(error, ApiError)
     assert (error.status, error.headers["x-should-retry"]) == (503, "true")

@@ -166,6 +166,21 @@ async def _always_ready() -> None:
 
 
 @contextmanager
+def process_alone() -> Iterator[GatewayProcess]:
+    """Start the gateway's process for the demo, without an engine."""
+    (port,) = free_ports(1)
+    deployment = load_deployment(DEMO)
+    chosen = deployment.gateway.model_copy(update={"port": port})
+    process = GatewayProcess(DEMO, deployment.model_copy(update={"gateway": chosen}))
+    process.start()
+    try:
+        process.wait_ready()
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
 def beside(directory: Path = DEMO, gateway: dict[str, Any] | None = None, **settings: Any) -> Iterator[Beside]:
     """Serve a deployment and start its gateway beside it, with these settings of ``gateway``."""
     (port,) = free_ports(1)
